@@ -1,0 +1,1 @@
+"""The Alembic environment; imported as ``fencedjobs.migrations``."""

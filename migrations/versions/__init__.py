@@ -1,0 +1,1 @@
+"""The revisions, frozen: none of them is derived from today's models."""
