@@ -1,0 +1,451 @@
+"""The only file that asks which database this is.
+
+Everything else asks for a capability: column types, the statement clock, how a transaction begins
+and ends, what an error means for the transaction it broke.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, Connection, Dialect, Double, Integer, String, Table, Text, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import ColumnElement, FunctionElement
+
+from fencedjobs.errors import UnsupportedDatabase
+
+# --- column types ---------------------------------------------------------------------------------
+
+
+class Key(String):
+    """Text compared byte for byte: 'a', 'A', 'a ' and both forms of 'á' are different keys."""
+
+    cache_ok = True
+
+    def __init__(self, length: int = 255) -> None:
+        super().__init__(length)
+
+
+class LongText(Text):
+    """Text without a practical limit; the limits are ours."""
+
+    cache_ok = True
+
+
+class Instant(Double[float]):
+    """Seconds as a double. SQL's REAL has 4 bytes on PostgreSQL, where a live lease was then taken over."""
+
+    cache_ok = True
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def result_processor(self, dialect: Dialect, coltype: Any) -> Callable[[Any], float | None]:
+        return lambda value: None if value is None else float(value)  # SQLite's RETURNING gives 30 for 30.0
+
+
+Counter = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers only an INTEGER key itself
+
+
+def _exact(is_mariadb: bool) -> str:
+    # utf8mb4_bin still pads: 'a' = 'a '. The exact collation has another name on either server.
+    return f"CHARACTER SET utf8mb4 COLLATE {'utf8mb4_nopad_bin' if is_mariadb else 'utf8mb4_0900_bin'}"
+
+
+@compiles(Key, "mysql", "mariadb")
+def _mysql_key(type_: Key, compiler: Any, **_: Any) -> str:
+    return f"VARCHAR({type_.length}) {_exact(compiler.dialect.is_mariadb)}"
+
+
+@compiles(Key, "postgresql")
+def _postgresql_key(type_: Key, compiler: Any, **_: Any) -> str:
+    return f'VARCHAR({type_.length}) COLLATE "C"'
+
+
+@compiles(Key, "sqlite")
+def _sqlite_key(type_: Key, compiler: Any, **_: Any) -> str:
+    return "TEXT"
+
+
+@compiles(LongText, "mysql", "mariadb")
+def _mysql_text(type_: LongText, compiler: Any, **_: Any) -> str:
+    return f"LONGTEXT {_exact(compiler.dialect.is_mariadb)}"
+
+
+@compiles(Instant, "sqlite")
+def _sqlite_instant(type_: Instant, compiler: Any, **_: Any) -> str:
+    return "REAL"
+
+
+# --- the clock ------------------------------------------------------------------------------------
+
+
+class statement_now(FunctionElement[float]):
+    """The database's clock when this statement began: Unix seconds, UTC, in microseconds.
+
+    Not the start of the transaction, which may be old; and not a volatile function, which no index
+    can be searched with.
+    """
+
+    type = Instant()
+    inherit_cache = True
+    name = "statement_now"
+
+
+@compiles(statement_now, "postgresql")
+def _postgresql_now(element: statement_now, compiler: Any, **_: Any) -> str:
+    return "CAST(EXTRACT(EPOCH FROM statement_timestamp()) AS DOUBLE PRECISION)"
+
+
+@compiles(statement_now, "mysql", "mariadb")
+def _mysql_now(element: statement_now, compiler: Any, **_: Any) -> str:
+    # UNIX_TIMESTAMP(NOW(6)) would depend on the session's time zone; / 1000000 would cut to 0.1 ms.
+    return "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)"
+
+
+# --- capabilities ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a database can do, as far as the verbs care."""
+
+    update_returning: bool  #: UPDATE … RETURNING
+    row_locks: bool  #: SELECT … FOR UPDATE SKIP LOCKED
+    insert_absent: Callable[[Table, ColumnElement[Any]], Any] | None
+    """Makes an INSERT … ON CONFLICT (key) DO NOTHING, whose RETURNING tells what was new."""
+    partial_indexes: bool  #: CREATE INDEX … WHERE
+    arrays: bool  #: many rows as array parameters of one statement
+    sql_clock: bool  #: a statement clock in SQL; else the process has it
+    stale_reads: bool  #: a plain read may show an old snapshot after a failed conditional UPDATE
+    read_committed: bool  #: has isolation levels to choose READ COMMITTED from
+
+
+def _postgresql_insert(table: Table, key: ColumnElement[Any]) -> Any:
+    return postgresql.insert(table).on_conflict_do_nothing(index_elements=[key])
+
+
+def _sqlite_insert(table: Table, key: ColumnElement[Any]) -> Any:
+    return sqlite.insert(table).on_conflict_do_nothing(index_elements=[key])
+
+
+_KNOWN: Final = {
+    "postgresql": Capabilities(
+        update_returning=True, row_locks=True, insert_absent=_postgresql_insert, partial_indexes=True,
+        arrays=True, sql_clock=True, stale_reads=False, read_committed=True,
+    ),
+    "mysql": Capabilities(
+        update_returning=False, row_locks=True, insert_absent=None, partial_indexes=False,
+        arrays=False, sql_clock=True, stale_reads=True, read_committed=True,
+    ),
+    "sqlite": Capabilities(
+        update_returning=True, row_locks=False, insert_absent=_sqlite_insert, partial_indexes=True,
+        arrays=False, sql_clock=False, stale_reads=False, read_committed=False,
+    ),
+}
+_FAMILY: Final = {"mariadb": "mysql"}
+_LEAST: Final[dict[str, tuple[str, tuple[int, ...], str]]] = {
+    "postgresql": ("PostgreSQL", (12,), "SKIP LOCKED in the plans that the claims rely on"),
+    "mariadb": ("MariaDB", (10, 6), "SELECT … FOR UPDATE SKIP LOCKED"),
+    "mysql": ("MySQL", (8, 0, 17), "SKIP LOCKED and the collation utf8mb4_0900_bin"),
+    "sqlite": ("SQLite", (3, 35), "UPDATE … RETURNING"),
+}
+
+
+def _family(dialect: Dialect) -> str:
+    return _FAMILY.get(dialect.name, dialect.name)
+
+
+@cache
+def _capabilities(family: str) -> Capabilities:
+    try:
+        return _KNOWN[family]
+    except KeyError:
+        raise UnsupportedDatabase(
+            f"fencedjobs works on PostgreSQL, MariaDB, MySQL and SQLite, not on {family!r}"
+        ) from None
+
+
+def capabilities(dialect: Dialect) -> Capabilities:
+    """What this dialect's database can do; `UnsupportedDatabase` for one that we do not know."""
+    return _capabilities(_family(dialect))
+
+
+def require_version(connection: Connection) -> None:
+    """Refuse a server that lacks what the claims need, before it turns up as an empty queue."""
+    dialect = connection.dialect
+    capabilities(dialect)
+    name = "mariadb" if getattr(dialect, "is_mariadb", False) else dialect.name
+    product, least, reason = _LEAST[name]
+    have = tuple(part for part in dialect.server_version_info or () if isinstance(part, int))
+    if have < least:
+        raise UnsupportedDatabase(
+            f"{product} {_dotted(have)} is too old: {_dotted(least)} is needed for {reason}"
+        )
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version)) or "of unknown version"
+
+
+def clock(bound: ColumnElement[float], *, given: bool) -> ColumnElement[float]:
+    """``now`` in a statement: the caller's, as a parameter, or the database's own."""
+    return bound if given else statement_now()
+
+
+def process_clock() -> float:
+    """The clock where SQL has none of microseconds (SQLite's has milliseconds)."""
+    return time.time()
+
+
+# --- transactions ---------------------------------------------------------------------------------
+
+
+def isolation(dialect: Dialect) -> dict[str, Any]:
+    """Execution options for a transaction of our own: READ COMMITTED, whatever the engine's default.
+
+    Under a snapshot a renewal between the handler's first read and its completion would make every
+    long job fail.
+    """
+    return {"isolation_level": "READ COMMITTED"} if capabilities(dialect).read_committed else {}
+
+
+def begun(connection: Connection, *, was_open: bool = False) -> None:
+    """Make the transaction that SQLAlchemy has just begun a writing one of our own.
+
+    SQLite: BEGIN IMMEDIATE, since a deferred transaction that reads and then writes gets BUSY at
+    once, whatever the timeout. ``was_open``: the connection was in a transaction before.
+    """
+    if capabilities(connection.dialect).read_committed:
+        return
+    driver = connection.connection.driver_connection
+    if _in_transaction(driver):
+        if was_open and _legacy_mode(driver):
+            raise UnsupportedDatabase(
+                "this SQLite connection is in the middle of another transaction: a pool that shares "
+                "one connection (StaticPool, or SingletonThreadPool within a thread) cannot give the "
+                "store a transaction of its own while a session is open; use UnitOfWork(session)"
+            )
+        # A begin event of the host, or the driver's autocommit=False mode, has begun a deferred
+        # one; nothing has happened in it.
+        connection.exec_driver_sql("ROLLBACK")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def is_open(connection: Connection) -> bool:
+    """Whether a connection fresh from its pool is in a transaction: then the pool shares it."""
+    if capabilities(connection.dialect).read_committed:
+        return False
+    return _in_transaction(connection.connection.driver_connection)
+
+
+def join(connection: Connection, *, doubtful: bool) -> bool:
+    """Make sure that the caller's transaction is one, or refuse it; true if it had to be begun.
+
+    The legacy mode of SQLite's driver begins a transaction only before a change, so that a SAVEPOINT
+    may be the outermost one, and its RELEASE a commit that the caller's rollback cannot undo.
+    ``doubtful``: the session is in a savepoint, and we have not seen its transaction begin.
+    """
+    if _autocommits(connection):
+        raise UnsupportedDatabase(
+            "the session's connection is in AUTOCOMMIT mode, where business rows and the completion "
+            "cannot commit together; use a transactional isolation level"
+        )
+    if capabilities(connection.dialect).read_committed:
+        return False
+    driver = connection.connection.driver_connection
+    if not _in_transaction(driver):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        return True
+    if doubtful and _legacy_mode(driver):
+        raise UnsupportedDatabase(
+            "this SQLite session is inside begin_nested(), and its driver may never have sent BEGIN: "
+            "releasing the savepoint would commit. Create the UnitOfWork before begin_nested(), or "
+            "let the engine emit BEGIN (see the SQLAlchemy docs on pysqlite and savepoints)"
+        )
+    return False
+
+
+def commit(connection: Connection, *, patience: Callable[[], bool]) -> None:
+    """COMMIT; on SQLite again while a reader is in the way and ``patience()`` says so.
+
+    There a COMMIT that was BUSY leaves the transaction open, and a second one works.
+    """
+    if not capabilities(connection.dialect).read_committed:
+        while True:
+            try:
+                connection.exec_driver_sql("COMMIT")
+                break
+            except OperationalError as error:
+                if not (is_transient(error) and patience()):
+                    raise
+    connection.commit()
+
+
+def rollback(connection: Connection) -> None:
+    """End our own transaction without effects, and never hand an open one back to the pool."""
+    if not connection.closed and not connection.invalidated:
+        if not capabilities(connection.dialect).read_committed:
+            driver = connection.connection.driver_connection
+            if _in_transaction(driver):
+                connection.exec_driver_sql("ROLLBACK")
+        connection.rollback()
+
+
+def _in_transaction(driver: Any) -> bool:
+    return bool(driver.in_transaction)
+
+
+def _legacy_mode(driver: Any) -> bool:
+    """Whether the driver begins transactions by itself, before the first change only."""
+    return _sqlite_autocommit(driver) is None and driver.isolation_level is not None
+
+
+def _sqlite_autocommit(driver: Any) -> bool | None:
+    """The ``autocommit`` attribute of sqlite3 since Python 3.12; ``None`` in the legacy mode."""
+    raw = getattr(driver, "_conn", driver)  # aiosqlite wraps the sqlite3 connection
+    value = getattr(raw, "autocommit", None)
+    return value if isinstance(value, bool) else None
+
+
+def _autocommits(connection: Connection) -> bool:
+    dbapi: Any = connection.connection.dbapi_connection
+    driver: Any = connection.connection.driver_connection
+    if _family(connection.dialect) == "sqlite":
+        off = driver.isolation_level is None and not _in_transaction(driver)
+        return _sqlite_autocommit(driver) is True or off
+    for owner in (dbapi, driver):
+        asked = getattr(owner, "get_autocommit", None)
+        if callable(asked):
+            return bool(asked())
+        value = getattr(owner, "autocommit", None)
+        if isinstance(value, bool):
+            return value
+    return False
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+_RETRY_SQLSTATES: Final = {"40001", "40P01"}
+_RETRY_ERRNOS: Final = {1213, 1205, 1020}  # deadlock; lock wait timeout; record has changed since read
+_CUT_ERRNOS: Final = {1053, 1317, 1927}  # shutdown; interrupted; killed (2000-2999 are the client's own)
+_DUPLICATE_ERRNO: Final = 1062
+_BUSY: Final = {5, 6}  # SQLITE_BUSY, SQLITE_LOCKED
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the whole transaction may be tried again: a deadlock, a serialisation failure, BUSY."""
+    if not isinstance(error, DBAPIError):
+        return False
+    return (
+        _sqlstate(error.orig) in _RETRY_SQLSTATES
+        or _errno(error.orig) in _RETRY_ERRNOS
+        or _sqlite_code(error.orig) in _BUSY
+    )
+
+
+def is_duplicate(error: DBAPIError) -> bool:
+    """Whether a row with this key exists (where there is no ON CONFLICT to ask with)."""
+    return _errno(error.orig) == _DUPLICATE_ERRNO
+
+
+def says_no(error: BaseException) -> bool:
+    """Whether an error of COMMIT is the database's own answer, so that nothing was committed.
+
+    Anything else (a cut connection, a time-out, a shutdown) leaves the outcome unknown.
+    """
+    if not isinstance(error, DBAPIError) or error.connection_invalidated:
+        return False
+    state = _sqlstate(error.orig)
+    if state is not None:
+        return state[:2] not in ("08", "57", "58", "XX") and state != "40003"
+    errno = _errno(error.orig)
+    if errno is not None:
+        return not 2000 <= errno < 3000 and errno not in _CUT_ERRNOS
+    return _sqlite_code(error.orig) is not None
+
+
+def _sqlstate(orig: Any) -> str | None:
+    state = getattr(orig, "sqlstate", None) or getattr(orig, "pgcode", None)
+    return state if isinstance(state, str) else None
+
+
+def _errno(orig: Any) -> int | None:
+    args = getattr(orig, "args", ())
+    return args[0] if args and isinstance(args[0], int) else None
+
+
+def _sqlite_code(orig: Any) -> int | None:
+    code = getattr(orig, "sqlite_errorcode", None)
+    return code & 0xFF if isinstance(code, int) else None
+
+
+# --- schema ---------------------------------------------------------------------------------------
+
+_UPGRADE_KEY: Final = 0x66656E6365646A62  # any number that nobody else is likely to use
+_UPGRADE_PATIENCE: Final = 24 * 3600  # seconds; PostgreSQL waits without a limit
+
+
+def begin_upgrade(connection: Connection) -> None:
+    """Begin a transaction of our own for an upgrade, on a connection fresh from the pool."""
+    was_open = is_open(connection)
+    connection.execution_options(**isolation(connection.dialect))
+    connection.begin()
+    begun(connection, was_open=was_open)
+
+
+def join_upgrade(connection: Connection) -> None:
+    """Make sure that the caller's connection is in a transaction that can hold an upgrade, or refuse it."""
+    if not connection.in_transaction():
+        connection.begin()
+        begun(connection)
+    elif not capabilities(connection.dialect).read_committed:
+        join(connection, doubtful=False)
+    if capabilities(connection.dialect).read_committed and _autocommits(connection):
+        raise UnsupportedDatabase(
+            "the connection is in AUTOCOMMIT mode, where several processes cannot upgrade one after "
+            "the other; pass the engine, or a connection with a transactional isolation level"
+        )
+
+
+@contextmanager
+def one_upgrade(connection: Connection, schema: str | None) -> Iterator[None]:
+    """Wait until no other process upgrades this database; needs a begun transaction.
+
+    A process that is killed lets go: the lock is the transaction's on PostgreSQL, the session's on
+    MariaDB and MySQL, and the write lock of the begun transaction itself on SQLite.
+    """
+    family = _family(connection.dialect)
+    if family == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_UPGRADE_KEY)))
+    if family != "mysql":
+        yield
+        return
+    # These locks are the server's, not the database's.
+    place = func.coalesce(schema, func.database(), "")
+    name = func.concat("fencedjobs.", func.sha1(place))
+    if connection.scalar(select(func.get_lock(name, _UPGRADE_PATIENCE))) != 1:
+        raise UnsupportedDatabase("the server gave no GET_LOCK to upgrade under")
+    try:
+        yield
+    finally:
+        if not connection.invalidated:
+            connection.execute(select(func.release_lock(name))).close()
+
+
+def settle_upgrade(connection: Connection) -> None:
+    """Where DDL has committed the transaction anyhow, commit the version row before others may look."""
+    if not transactional_ddl(connection.dialect):
+        connection.exec_driver_sql("COMMIT")
+
+
+def transactional_ddl(dialect: Dialect) -> bool:
+    """Whether CREATE TABLE is undone by a rollback."""
+    return _family(dialect) != "mysql"

@@ -1,0 +1,85 @@
+"""What can go wrong, each with the facts a caller needs to decide what to do next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class FencedJobsError(Exception):
+    """Base of every error that fencedjobs raises on its own account."""
+
+
+class InvalidValue(FencedJobsError, ValueError):
+    """An argument was refused before anything was written.
+
+    ``field`` is the argument's name (for payloads with the path inside it).
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class LeaseLost(FencedJobsError):
+    """The attempt that this lease names is over; nothing was written.
+
+    ``held`` is the lease the caller presented, ``current`` the row as it is now (a `JobRecord` for
+    jobs, a `Lease`-like `LeaseRecord` otherwise, ``None`` if there is no row). ``completed`` is true
+    when it was this very lease that completed the job before, as after a repeated call.
+
+    It is an exception, not a result, because it must roll back the caller's writes.
+    """
+
+    def __init__(self, held: Any, current: Any = None) -> None:
+        self.held = held
+        self.current = current
+        self.completed = bool(getattr(current, "completed_by", lambda _: False)(held))
+        super().__init__(self._story())
+
+    def _story(self) -> str:
+        held, current = self.held, self.current
+        told = f"lease of {held.id!r} by {held.owner!r} with fence {held.fence} is lost: "
+        if current is None:
+            return told + "there is no such row"
+        if self.completed:
+            return told + "this very lease completed the job before"
+        if current.fence != held.fence:
+            return told + f"the row is at fence {current.fence}, owner {current.owner!r}"
+        if current.owner != held.owner:
+            return told + f"its owner is {current.owner!r}, state {getattr(current, 'state', 'free')}"
+        return told + f"it ran out at {current.until!r}"
+
+
+class TransactionLost(FencedJobsError):
+    """The transaction that should hold the caller's writes is not whole any more.
+
+    A statement in it failed and the error was swallowed, the database rolled it back, or the handler
+    committed or rolled it back. Nothing was completed.
+    """
+
+
+class OutcomeUnknown(FencedJobsError):
+    """COMMIT was sent and its answer was lost: the transaction may or may not have happened.
+
+    Never retried blindly. ``subject`` is what the transaction was about: the lease, or the id of
+    the job. Ask ``store.outcome(lease)``, or repeat an enqueue under the same id.
+    """
+
+    def __init__(self, subject: Any) -> None:
+        super().__init__(
+            f"the answer to COMMIT was lost, so it is unknown whether it took effect: {subject!r}"
+        )
+        self.subject = subject
+
+
+class UnfencedWrite(FencedJobsError):
+    """The ORM was about to write columns that only the verbs may write, without a guard."""
+
+
+class UnsupportedDatabase(FencedJobsError):
+    """This database, version, driver or set-up cannot keep the contract; the text says why."""
+
+
+class SchemaMismatch(FencedJobsError):
+    """The tables are missing, or of a version that this release does not work on."""

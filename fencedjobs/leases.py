@@ -1,0 +1,505 @@
+"""The lease core: one guard, and the conditional UPDATEs that carry it.
+
+It knows a table only as a key and the columns owner, until and fence. Jobs, locks, the lab service
+and the host's own tables are four uses of it.
+
+How a statement gets its rows: a *named* lease is written by its guard. Rows that are *picked* (the
+next ready ones, the expired ones) are locked, changed under the lock and returned: in one statement
+where the database has UPDATE … RETURNING, else by SELECT … FOR UPDATE, an UPDATE on what was read,
+and a locking read. Verbs do not see the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import (
+    ARRAY,
+    Column,
+    ColumnElement,
+    Delete,
+    Row,
+    Select,
+    String,
+    Table,
+    TableValuedAlias,
+    Text,
+    Update,
+    and_,
+    any_,
+    bindparam,
+    case,
+    delete,
+    func,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy import inspect as inspect_model
+from sqlalchemy.sql.elements import BindParameter
+
+from fencedjobs import payload as edge
+from fencedjobs.dialects import Counter, Instant, Key, clock
+from fencedjobs.errors import InvalidValue, LeaseLost, TransactionLost
+from fencedjobs.models import LeaseMixin
+from fencedjobs.transaction import Transaction
+from fencedjobs.values import Lease, LeaseRecord
+
+L = TypeVar("L", bound=Lease)
+
+NOW: Final[BindParameter[float]] = bindparam("now", type_=Instant())
+TTL: Final[BindParameter[float]] = bindparam("ttl", type_=Instant())
+CHUNK: Final = 200  # leases in one statement where they are listed in it
+
+remembered = lru_cache(maxsize=1024)  # statements are built once; a bound keeps odd uses from piling up
+
+_KEY: Final = bindparam("held_id")
+_OWNER: Final = bindparam("held_owner", type_=Key())
+_FENCE: Final = bindparam("held_fence", type_=Counter)
+
+
+@dataclass(frozen=True, eq=False)
+class Leased:
+    """A table as the lease core sees it.
+
+    ``key`` names a row; ``open`` is the table's own condition under which a row can still be worked
+    on (none where every way out of a lease clears the owner); ``ends`` is a column that no lease may
+    outlive; ``state`` one that changes with every transition, beside the fence.
+    """
+
+    table: Table
+    key: Column[Any]
+    open: ColumnElement[bool] | None = None
+    ends: Column[Any] | None = None
+    state: Column[Any] | None = None
+    model: type[Any] | None = None
+
+    @property
+    def owner(self) -> Column[Any]:
+        return self.table.c.owner
+
+    @property
+    def until(self) -> Column[Any]:
+        return self.table.c.until
+
+    @property
+    def fence(self) -> Column[Any]:
+        return self.table.c.fence
+
+    @property
+    def row(self) -> Column[Any]:
+        """The primary key, by which rows that were read are named again."""
+        return next(iter(self.table.primary_key.columns))
+
+    def end(self, now: ColumnElement[float]) -> ColumnElement[float]:
+        """The end of a lease given now: after ``ttl``, but never later than ``ends``."""
+        after = now + TTL
+        return after if self.ends is None else case((self.ends < after, self.ends), else_=after)
+
+
+# --- the guard ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Which leases a statement names: one by parameters, many as rows of arrays, or many listed."""
+
+    id: ColumnElement[Any]
+    owner: ColumnElement[Any]
+    fence: ColumnElement[Any]
+    listed: bool = False
+
+
+ONE: Final = Held(_KEY, _OWNER, _FENCE)
+LISTED: Final = Held(
+    bindparam("held_ids", expanding=True), _OWNER, bindparam("held", expanding=True), listed=True
+)
+
+
+def guard(leased: Leased, held: Held, now: ColumnElement[float] | None = None) -> ColumnElement[bool]:
+    """The condition under which a lease may still be written: owner, fence, open, and ``until > now``.
+
+    Every write that ends or extends an attempt carries it, and nothing else spells it. Without
+    ``now`` the end of the lease is not compared, which is for release alone.
+    """
+    if held.listed:  # the tuples alone would not use the key on MariaDB
+        same = and_(
+            leased.key.in_(held.id), tuple_(leased.key, leased.owner, leased.fence).in_(held.fence)
+        )
+    else:
+        same = and_(leased.key == held.id, leased.owner == held.owner, leased.fence == held.fence)
+    conditions = [same]
+    if leased.open is not None:
+        conditions.append(leased.open)
+    if now is not None:
+        conditions.append(leased.until > now)
+    return and_(*conditions)
+
+
+def named(lease: Lease) -> dict[str, Any]:
+    """The parameters of a guard over `ONE` lease."""
+    return {"held_id": lease.id, "held_owner": lease.owner, "held_fence": lease.fence}
+
+
+def listed(leases: Sequence[Lease]) -> dict[str, Any]:
+    """The parameters of a guard over `LISTED` leases."""
+    return {
+        "held_ids": [lease.id for lease in leases],
+        "held": [(lease.id, lease.owner, lease.fence) for lease in leases],
+    }
+
+
+def at(now: float | None) -> dict[str, float]:
+    """The parameter of ``now``, where the caller gives it."""
+    return {} if now is None else {"now": now}
+
+
+# --- named leases ---------------------------------------------------------------------------------
+
+
+def renew(tx: Transaction, leased: Leased, lease: L, ttl: float, now: float | None) -> float | None:
+    """Extend a lease; its new end, or ``None`` if it is lost."""
+    parameters = named(lease) | at(now) | {"ttl": ttl}
+    returning = tx.capabilities.update_returning
+    statement = _renew(leased, now is not None, returning)
+    if returning:
+        return tx.execute(statement, parameters).scalar()
+    # Not its rowcount: without FOUND_ROWS an UPDATE to the same end counts as none.
+    tx.execute(statement, parameters)
+    return tx.execute(_until(leased, now is not None), parameters).scalar()
+
+
+@remembered
+def _renew(leased: Leased, given: bool, returning: bool) -> Update:
+    now = clock(NOW, given=given)
+    renewing = update(leased.table).where(guard(leased, ONE, now)).values(until=leased.end(now))
+    return renewing.returning(leased.until) if returning else renewing
+
+
+@remembered
+def _until(leased: Leased, given: bool) -> Select[Any]:
+    return select(leased.until).where(guard(leased, ONE, clock(NOW, given=given))).with_for_update()
+
+
+def holds(tx: Transaction, leased: Leased, lease: Lease, now: float | None) -> bool:
+    """Whether the lease is held and still runs."""
+    return tx.execute(_holds(leased, now is not None), named(lease) | at(now)).scalar() is not None
+
+
+@remembered
+def _holds(leased: Leased, given: bool) -> Select[Any]:
+    return select(leased.fence).where(guard(leased, ONE, clock(NOW, given=given)))
+
+
+# --- rows that are picked -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Transition:
+    """Rows to pick, and what becomes of them; without ``values`` they are deleted.
+
+    ``values`` are written in their order: MariaDB evaluates each with those before it already
+    changed. ``order`` and LIMIT (the parameter ``limit``) go with picking several; rows that
+    somebody else has locked are skipped then, while a single named row is waited for.
+    """
+
+    leased: Leased
+    where: ColumnElement[bool]
+    values: Sequence[tuple[Column[Any], Any]] | None
+    returning: Sequence[Column[Any]]
+    order: Sequence[ColumnElement[Any]] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def several(self) -> bool:
+        return bool(self.order)
+
+
+def make(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+    """Carry out a transition; the rows as they are afterwards (as they were, if deleted), in no order."""
+    capabilities = tx.capabilities
+    if capabilities.update_returning:
+        statement = _at_once(transition, capabilities.row_locks, capabilities.arrays)
+        return tx.execute(statement, parameters).all()
+    return _in_steps(tx, transition, parameters)
+
+
+@remembered
+def _at_once(transition: Transition, row_locks: bool, arrays: bool) -> Update | Delete:
+    leased, where = transition.leased, transition.where
+    if transition.several:
+        picked = _picked([leased.row], transition, row_locks).scalar_subquery()
+        # IN (SELECT … LIMIT … FOR UPDATE) can be run again per row by PostgreSQL's planner, and then
+        # takes more rows than the limit; an array is computed once.
+        where = leased.row == any_(func.array(picked)) if arrays else leased.row.in_(picked)
+    return _write(transition, where).returning(*transition.returning)
+
+
+def _in_steps(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+    lock, write, read = _steps(transition)
+    seen = tx.execute(lock, parameters).all()
+    if not seen:
+        return []
+    count = 1 + len(_version(transition.leased)[1:])
+    rows = {"rows": [row[0] for row in seen], "versions": [tuple(row[:count]) for row in seen]}
+    changed = tx.execute(write, {**parameters, **rows}).rowcount
+    if changed != len(seen):
+        raise TransactionLost(f"{len(seen)} rows were locked, but {changed} changed: is this a transaction?")
+    return seen if transition.values is None else tx.execute(read, rows).all()
+
+
+@remembered
+def _steps(transition: Transition) -> tuple[Select[Any], Update | Delete, Select[Any]]:
+    leased, version = transition.leased, _version(transition.leased)
+    these = leased.row.in_(bindparam("rows", expanding=True))
+    unchanged = and_(these, tuple_(*version).in_(bindparam("versions", expanding=True)))
+    columns = transition.returning if transition.values is None else ()
+    lock = _picked([*version, *columns], transition, row_locks=True)
+    # A plain read could still show what was there before the UPDATE's own snapshot.
+    read = select(*transition.returning).where(these).with_for_update()
+    return lock, _write(transition, unchanged), read
+
+
+def _version(leased: Leased) -> list[Column[Any]]:
+    """What a later write must find unchanged: the state and the fence that were read."""
+    return [leased.row, leased.fence, *([] if leased.state is None else [leased.state])]
+
+
+def _picked(columns: Sequence[Column[Any]], transition: Transition, row_locks: bool) -> Select[Any]:
+    picked = select(*columns).where(transition.where)
+    if transition.several:
+        picked = picked.order_by(*transition.order).limit(bindparam("limit"))
+    return picked.with_for_update(skip_locked=transition.several) if row_locks else picked
+
+
+def _write(transition: Transition, where: ColumnElement[bool]) -> Any:
+    table = transition.leased.table
+    if transition.values is None:
+        return delete(table).where(where)
+    return update(table).where(where).ordered_values(*transition.values)
+
+
+# --- many named leases ----------------------------------------------------------------------------
+
+
+def make_many(
+    tx: Transaction, leased: Leased, leases: Sequence[Lease], change: Change, parameters: Mapping[str, Any]
+) -> Sequence[Row[Any]]:
+    """One change to many leases, each under its own guard; the rows that were held."""
+    capabilities = tx.capabilities
+    if not leases:
+        return []
+    if capabilities.arrays:
+        statement = _many_as_arrays(leased, change)
+        return tx.execute(statement, {**parameters, **_arrays(leases)}).all()
+    rows: list[Row[Any]] = []
+    for start in range(0, len(leases), CHUNK):
+        chunk = {**parameters, **listed(leases[start : start + CHUNK])}
+        if capabilities.update_returning:
+            rows += tx.execute(_many_listed(leased, change, True), chunk).all()
+        else:
+            rows += _many_in_steps(tx, leased, change, chunk)
+    return rows
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What is written to leases that are held; ``now`` is the clock of the guard."""
+
+    values: Mapping[str, Any]
+    returning: Sequence[Column[Any]]
+    now: ColumnElement[float]
+
+
+def _arrays(leases: Sequence[Lease]) -> dict[str, Any]:
+    return {
+        "ids": [lease.id for lease in leases],
+        "owners": [lease.owner for lease in leases],
+        "fences": [lease.fence for lease in leases],
+    }
+
+
+def from_arrays(**columns: Column[Any]) -> TableValuedAlias:
+    """Rows made of array parameters of these names, typed like these columns: one statement for all."""
+    arrays = [
+        bindparam(name, type_=ARRAY(Text() if isinstance(column.type, String) else column.type))
+        for name, column in columns.items()
+    ]
+    return func.unnest(*arrays).table_valued(*columns, name="given").render_derived()
+
+
+@remembered
+def _many_as_arrays(leased: Leased, change: Change) -> Update:
+    given = from_arrays(ids=leased.key, owners=leased.owner, fences=leased.fence)
+    held = guard(leased, Held(given.c.ids, given.c.owners, given.c.fences), change.now)
+    return update(leased.table).where(held).values(change.values).returning(*change.returning)
+
+
+@remembered
+def _many_listed(leased: Leased, change: Change, returning: bool) -> Update:
+    changing = update(leased.table).where(guard(leased, LISTED, change.now)).values(change.values)
+    return changing.returning(*change.returning) if returning else changing
+
+
+@remembered
+def _locked_listed(leased: Leased, change: Change) -> Select[Any]:
+    return select(leased.key).where(guard(leased, LISTED, change.now)).with_for_update()
+
+
+@remembered
+def _read_listed(leased: Leased, change: Change) -> Select[Any]:
+    these = leased.key.in_(bindparam("held_ids", expanding=True))
+    return select(*change.returning).where(these).with_for_update()
+
+
+def _many_in_steps(
+    tx: Transaction, leased: Leased, change: Change, parameters: Mapping[str, Any]
+) -> Sequence[Row[Any]]:
+    held = {row[0] for row in tx.execute(_locked_listed(leased, change), parameters).all()}
+    if not held:
+        return []
+    kept = [triple for triple in parameters["held"] if triple[0] in held]
+    still = {**parameters, "held_ids": list(held), "held": kept}
+    tx.execute(_many_listed(leased, change, False), still)
+    return tx.execute(_read_listed(leased, change), {"held_ids": list(held)}).all()
+
+
+# --- the verbs on any leased table ----------------------------------------------------------------
+
+
+@remembered
+def of_model(model: type[Any], open: ColumnElement[bool] | None, schema: str | None = None) -> Leased:
+    """A host's mapped class as a leased table."""
+    mapper = inspect_model(model)
+    if not (isinstance(model, type) and issubclass(model, LeaseMixin)):
+        raise InvalidValue("Model", f"{model!r} has no LeaseMixin")
+    table = mapper.columns["owner"].table
+    keys = list(table.primary_key.columns)
+    if len(keys) != 1:
+        raise InvalidValue("Model", f"{model.__name__} has {len(keys)} primary key columns; leases need one")
+    return Leased(table=table, key=keys[0], open=open, model=model)
+
+
+class JoinedLeases:
+    """Leases on one table, in the caller's transaction: what ends or checks a lease."""
+
+    def __init__(self, tx: Transaction, leased: Leased) -> None:
+        self._tx = tx
+        self._leased = leased
+
+    def check(self, lease: Lease, *, now: float | None = None) -> bool:
+        """Whether the lease is held and still runs at ``now`` (seconds; the store's clock if not given)."""
+        return holds(self._tx, self._leased, lease, self._tx.now(now))
+
+    def release(self, lease: Lease) -> None:
+        """Give the lease back, also after its end; the fence stays. `LeaseLost` if it is not held."""
+        leased = self._leased
+        if self._tx.execute(_release(leased), named(lease)).rowcount != 1:
+            raise self._lost(lease)
+        self._changed(lease, ("owner", "until"))
+
+    def settle(self, lease: Lease, *, now: float | None = None, **values: Any) -> None:
+        """Write ``values`` to the leased row and give the lease back, if it is held and still runs.
+
+        One conditional UPDATE in the caller's transaction. `LeaseLost` if it is not held.
+        """
+        self._settle(lease, self._tx.now(now), {"owner": None, "until": 0.0} | self._checked(values))
+
+    def get(self, id: Any) -> LeaseRecord | None:
+        """The lease columns of a row now; ``None`` if there is no such row."""
+        tx, leased = self._tx, self._leased
+        statement = _read(leased, tx.capabilities.stale_reads)
+        row = tx.execute(statement, {"held_id": id}).first()
+        if row is None and tx.capabilities.stale_reads:  # locked by somebody, or not there
+            row = tx.execute(_read(leased, False), {"held_id": id}).first()
+        return None if row is None else LeaseRecord(*row)
+
+    def _settle(self, lease: Lease, now: float | None, values: Mapping[str, Any]) -> None:
+        statement = _settle(self._leased, tuple(sorted(values)), now is not None)
+        written = {f"new_{name}": value for name, value in values.items()}
+        if self._tx.execute(statement, named(lease) | at(now) | written).rowcount != 1:
+            raise self._lost(lease)
+        self._changed(lease, tuple(values))
+
+    def _checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        for name in values:
+            if name not in self._leased.table.c or name in LeaseMixin.__fenced__ | {self._leased.key.name}:
+                raise InvalidValue(name, f"is not a column of {self._leased.table.name} that settle writes")
+        return dict(values)
+
+    def _changed(self, lease: Lease, names: Sequence[str]) -> None:
+        self._tx.expire(self._leased.model, lease.id, names)
+
+    def _lost(self, lease: Lease) -> LeaseLost:
+        return LeaseLost(lease, self.get(lease.id))
+
+
+class Leases(JoinedLeases):
+    """Leases on one table, each verb in a transaction of its own."""
+
+    def claim(
+        self, id: Any, owner: str, *, ttl: float, now: float | None = None
+    ) -> Lease | None:
+        """Take the lease of one row for ``ttl`` seconds; ``None`` if there is none to take.
+
+        Free is a row without owner, or whose lease ended at or before ``now``. The fence rises by 1.
+        """
+        instant = self._tx.now(now)
+        ttl = edge.ttl(ttl, instant)
+        owner = edge.key("owner", owner)
+        parameters = {"held_id": id, "new_owner": owner, "ttl": ttl} | at(instant)
+        rows = make(self._tx, _claim(self._leased, instant is not None), parameters)
+        return Lease(*rows[0]) if rows else None
+
+    def renew(self, lease: L, *, ttl: float, now: float | None = None) -> Lease:
+        """The lease with a new end, ``ttl`` seconds after now; `LeaseLost` if it has run out or is not held."""
+        instant = self._tx.now(now)
+        until = renew(self._tx, self._leased, lease, edge.ttl(ttl, instant), instant)
+        if until is None:
+            raise self._lost(lease)
+        return Lease(lease.id, lease.owner, lease.fence, until)
+
+
+@remembered
+def _claim(leased: Leased, given: bool) -> Transition:
+    now = clock(NOW, given=given)
+    free = and_(leased.key == _KEY, or_(leased.owner.is_(None), leased.until <= now))
+    return Transition(
+        leased,
+        where=free if leased.open is None else and_(free, leased.open),
+        values=(
+            (leased.owner, bindparam("new_owner", type_=Key())),
+            (leased.until, leased.end(now)),
+            (leased.fence, leased.fence + 1),
+        ),
+        returning=(leased.key, leased.owner, leased.fence, leased.until),
+    )
+
+
+@remembered
+def _release(leased: Leased) -> Update:
+    return update(leased.table).where(guard(leased, ONE)).values(owner=None, until=0.0)
+
+
+@remembered
+def _settle(leased: Leased, names: tuple[str, ...], given: bool) -> Update:
+    held = guard(leased, ONE, clock(NOW, given=given))
+    columns = leased.table.c
+    values = {name: bindparam(f"new_{name}", type_=columns[name].type) for name in names}
+    return update(leased.table).where(held).values(values)
+
+
+@remembered
+def _read(leased: Leased, current: bool) -> Select[Any]:
+    reading = select(leased.key, leased.owner, leased.fence, leased.until).where(leased.key == _KEY)
+    return reading.with_for_update(read=True, skip_locked=True) if current else reading
+
+
+def lost_among(leases: Iterable[L], held: Iterable[Row[Any]]) -> list[L]:
+    """The leases that no returned row (key, fence) answers to, in their order."""
+    kept = {(row[0], row[1]) for row in held}
+    return [lease for lease in leases if (lease.id, lease.fence) not in kept]

@@ -1,0 +1,54 @@
+"""Named leases: singletons, leaders, lanes. A lock is a row with a lease and nothing else."""
+
+from __future__ import annotations
+
+from sqlalchemy import Insert, Table, insert
+from sqlalchemy.exc import IntegrityError
+
+from fencedjobs import dialects
+from fencedjobs import payload as edge
+from fencedjobs.leases import Leased, Leases, remembered
+from fencedjobs.models import Lock
+from fencedjobs.transaction import Transaction
+from fencedjobs.values import Lease
+
+
+@remembered
+def leased_locks(table: Table) -> Leased:
+    """The table of locks as the lease core sees it."""
+    return Leased(table=table, key=table.c.name, model=Lock)
+
+
+class Locks(Leases):
+    """The verbs of locks, each in a transaction of its own. The names need not be made first."""
+
+    def __init__(self, tx: Transaction) -> None:
+        super().__init__(tx, leased_locks(tx.tables[Lock.__tablename__]))
+
+    def claim(self, id: str, owner: str, *, ttl: float, now: float | None = None) -> Lease | None:
+        """Take the lock of this name for ``ttl`` seconds; ``None`` while somebody holds it.
+
+        The fence rises by 1 with every claim of the name. The row is made at the first one.
+        """
+        lease = super().claim(edge.key("name", id), owner, ttl=ttl, now=now)
+        if lease is None and self.get(id) is None:
+            self._create(id)
+            lease = super().claim(id, owner, ttl=ttl, now=now)
+        return lease
+
+    def _create(self, name: str) -> None:
+        absent = self._tx.capabilities.insert_absent
+        table, key = self._leased.table, self._leased.key
+        if absent is not None:
+            self._tx.execute(absent(table, key).values({key: name}))
+            return
+        try:
+            self._tx.execute(_insert(table), {"name": name})
+        except IntegrityError as error:
+            if not dialects.is_duplicate(error):
+                raise
+
+
+@remembered
+def _insert(table: Table) -> Insert:
+    return insert(table)

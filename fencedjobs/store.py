@@ -1,0 +1,399 @@
+"""The store: every verb in a short transaction of its own, and completion with business writes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+from fencedjobs import dialects, schema
+from fencedjobs import payload as edge
+from fencedjobs.errors import InvalidValue, OutcomeUnknown, UnsupportedDatabase
+from fencedjobs.jobs import Jobs, JoinedJobs
+from fencedjobs.leases import JoinedLeases, Leases, of_model
+from fencedjobs.locks import Locks
+from fencedjobs.models import refuse_bulk_writes
+from fencedjobs.transaction import Clock, Token, Transaction, saw_begin
+from fencedjobs.uow import UnitOfWork
+from fencedjobs.values import JobLease, Lease, LeaseRecord
+
+P = ParamSpec("P")
+T = TypeVar("T")
+L = TypeVar("L", bound=Lease)
+
+PATIENCE: Final = 10.0  # seconds in which a transaction that met a deadlock or a busy database is repeated
+_CLAIM_PATIENCE: Final = 0.2  # seconds in which a claim looks again for rows that others have locked
+
+
+class _Patience:
+    """How long to try again: pauses with full jitter, up to a time in all."""
+
+    def __init__(self, sleep: Callable[[float], None], seconds: float = PATIENCE) -> None:
+        self._sleep = sleep
+        self._seconds = seconds
+        self._end: float | None = None
+        self._bound = 0.004
+
+    def __call__(self) -> bool:
+        """Wait a little; false when the time is over."""
+        now = time.monotonic()
+        self._end = now + self._seconds if self._end is None else self._end
+        if now >= self._end:
+            return False
+        self._sleep(random.uniform(0, self._bound))  # noqa: S311 - jitter, not a secret
+        self._bound = min(2 * self._bound, 0.25)
+        return True
+
+
+def _own(verb: Callable[Concatenate[JoinedJobs, P], T]) -> Callable[Concatenate[Store, P], T]:
+    """A verb of jobs as a method of the store, in a transaction of its own."""
+
+    @functools.wraps(verb)
+    def call(store: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return store.run(lambda tx: verb(JoinedJobs(tx), *args, **kwargs), subject=next(iter(args), None))
+
+    return call
+
+
+class Store:
+    """Jobs, locks and leases in a database, each verb in a short transaction of its own.
+
+    ``bind`` is an `Engine`, or a `sessionmaker` (any callable that gives sessions) for business
+    writes through the host's own session class. ``schema`` is where the tables are, ``clock`` a
+    function of the seconds now, instead of the database's clock.
+
+    Transactions run READ COMMITTED whatever the engine's default (BEGIN IMMEDIATE on SQLite), are
+    repeated as a whole after deadlocks, serialisation failures and BUSY, for at most 10 seconds, and
+    raise `OutcomeUnknown` when the answer to COMMIT is lost. The first use checks server and tables:
+    `UnsupportedDatabase`, `SchemaMismatch`.
+
+    A store may be shared by threads, and used after a fork if the engine may be.
+    """
+
+    def __init__(
+        self,
+        bind: Engine | sessionmaker[Any] | Callable[[], Session],
+        *,
+        schema: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if type(bind).__module__.startswith("sqlalchemy.ext.asyncio"):
+            raise InvalidValue("bind", f"{type(bind).__name__} goes with AsyncStore")
+        if isinstance(bind, Connection) or not (isinstance(bind, Engine) or callable(bind)):
+            raise InvalidValue("bind", f"must be an Engine or a sessionmaker, got {type(bind).__name__}")
+        self._sessions = sessionmaker(bind) if isinstance(bind, Engine) else bind
+        self._engine = bind if isinstance(bind, Engine) else None
+        self._schema = schema
+        self._clock = clock
+        self._checked = False
+        self._owner: tuple[int, str] | None = None
+        self.locks = StoreLocks(self)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the store's own transactions."""
+        if self._engine is None:
+            with self._sessions() as session:
+                bind = session.get_bind()
+            if not isinstance(bind, Engine):
+                raise UnsupportedDatabase(
+                    "the sessions are bound to one connection, where the store cannot have transactions "
+                    "of its own; bind them to an Engine, or use UnitOfWork(session)"
+                )
+            self._engine = bind
+        return self._engine
+
+    @property
+    def owner(self) -> str:
+        """The default owner: host, process and a random part, so that no two incarnations share it."""
+        pid = os.getpid()
+        if self._owner is None or self._owner[0] != pid:
+            self._owner = (pid, f"{socket.gethostname()[:200]}:{pid}:{secrets.token_hex(6)}")
+        return self._owner[1]
+
+    # --- transactions -----------------------------------------------------------------------------
+
+    def run(self, verb: Callable[[Transaction], T], *, subject: Any = None) -> T:
+        """Run ``verb`` in a transaction of its own; again as a whole where the database asks for it."""
+        self._check()
+        patience = self._patience()
+        while True:
+            try:
+                with self._transaction(subject, patience) as tx:
+                    return verb(tx)
+            except DBAPIError as error:
+                # A connection lost before COMMIT was sent has changed nothing either.
+                again = dialects.is_transient(error) or error.connection_invalidated
+                if not (again and patience()):
+                    raise
+
+    @contextmanager
+    def _transaction(self, subject: Any, patience: _Patience) -> Iterator[Transaction]:
+        with self.engine.connect() as connection:
+            connection.execution_options(**dialects.isolation(connection.dialect))
+            was_open = self._is_shared() and dialects.is_open(connection)
+            connection.begin()
+            tx = Transaction(lambda: connection, schema=self._schema, clock=self._clock)
+            tx.subject = subject
+            try:
+                dialects.begun(connection, was_open=was_open)
+                yield tx
+            except BaseException:
+                dialects.rollback(connection)
+                raise
+            with _answered(tx, lambda: dialects.rollback(connection)):
+                dialects.commit(connection, patience=patience)
+
+    @contextmanager
+    def begin(self) -> Iterator[UnitOfWork]:
+        """One short transaction on a session of the store's: commits at the end, rolls back on an error.
+
+        `TransactionLost`, and nothing is committed, if a statement failed and its error was swallowed
+        outside of a savepoint, or if the block ended the transaction itself. `OutcomeUnknown` if the
+        answer to COMMIT was lost.
+        """
+        with self._sessions() as session, self.in_session(session) as uow:
+            yield uow
+
+    @contextmanager
+    def completing(
+        self, lease: JobLease, result: Any = None, *, now: float | None = None
+    ) -> Iterator[UnitOfWork]:
+        """Business writes and the completion of the job, together or not at all.
+
+        The block writes through ``uow.session``. At its end the session is flushed, the transaction
+        is proven whole, the job is completed under its lease, and all is committed. `LeaseLost`,
+        `TransactionLost` and the block's own errors roll everything back; see `begin`.
+        """
+        with self._sessions() as session, self.completing_in(session, lease, result, now=now) as uow:
+            yield uow
+
+    @contextmanager
+    def completing_in(
+        self, session: Session, lease: JobLease, result: Any = None, *, now: float | None = None
+    ) -> Iterator[UnitOfWork]:
+        """`completing` on a fresh session of the caller's making."""
+        if result is not None:
+            edge.encode("result", result)
+        complete = functools.partial(JoinedJobs.complete, lease=lease, result=result, now=now)
+        with self.in_session(session, lambda uow: complete(uow.jobs), subject=lease) as uow:
+            yield uow
+
+    @contextmanager
+    def in_session(
+        self,
+        session: Session,
+        last: Callable[[UnitOfWork], None] = lambda uow: None,
+        subject: Any = None,
+    ) -> Iterator[UnitOfWork]:
+        """A transaction of the store's on a fresh session; ``last`` runs when the block is proven whole."""
+        self._check()
+        uow = self._begin_session(session)
+        token = Token(session, session.connection())
+        try:
+            yield uow
+            token.redeem()
+            last(uow)
+        except BaseException:
+            token.close()
+            session.rollback()
+            raise
+        uow.subject = subject
+        with _answered(uow, session.rollback):
+            session.commit()
+
+    def _begin_session(self, session: Session) -> UnitOfWork:
+        refuse_bulk_writes(session)
+        dialect = session.get_bind().dialect
+        connection = session.connection(execution_options=dialects.isolation(dialect))
+        patience = self._patience()
+        while True:
+            try:
+                dialects.begun(connection, was_open=self._is_shared())
+                break
+            except DBAPIError as error:
+                if not (dialects.is_transient(error) and patience()):
+                    session.rollback()
+                    raise
+        saw_begin(session)
+        return UnitOfWork(session, schema=self._schema, clock=self._clock)
+
+    def _is_shared(self) -> bool:
+        return isinstance(self.engine.pool, (StaticPool, SingletonThreadPool))
+
+    def _check(self) -> None:
+        if self._checked:
+            return
+        with self.engine.connect() as connection:
+            if self._is_shared() and dialects.is_open(connection):
+                return  # looking, and giving the connection back, would end the other transaction
+            dialects.require_version(connection)
+            schema.require(connection, self._schema)
+        self._checked = True
+
+    def _patience(self, seconds: float = PATIENCE) -> _Patience:
+        return _Patience(self._sleep, seconds)
+
+    def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    # --- jobs -------------------------------------------------------------------------------------
+
+    enqueue = _own(JoinedJobs.enqueue)
+    enqueue_many = _own(JoinedJobs.enqueue_many)
+    complete = _own(JoinedJobs.complete)
+    complete_many = _own(JoinedJobs.complete_many)
+    fail = _own(JoinedJobs.fail)
+    release = _own(JoinedJobs.release)
+    cancel = _own(JoinedJobs.cancel)
+    quarantine = _own(JoinedJobs.quarantine)
+    requeue = _own(JoinedJobs.requeue)
+    sweep = _own(JoinedJobs.sweep)
+    purge = _own(JoinedJobs.purge)
+    get = _own(JoinedJobs.get)
+    counts = _own(JoinedJobs.counts)
+
+    def claim(
+        self,
+        owner: str | None = None,
+        *,
+        ttl: float,
+        id: str | None = None,
+        queue: str = "default",
+        now: float | None = None,
+    ) -> JobLease | None:
+        """Take a job for ``ttl`` seconds: the one named ``id`` (in whatever queue), or the next of ``queue``.
+
+        ``None`` if there is nothing to claim. The lease ends at the job's deadline at the latest. The
+        attempt counts from now on, and the fence has risen by 1. The claim is committed on return.
+        """
+        if id is None:
+            leases = self.claim_many(owner, ttl=ttl, limit=1, queue=queue, now=now)
+            return leases[0] if leases else None
+        who = self._who(owner)
+        return self.run(lambda tx: Jobs(tx).claim_named(id, who, ttl=ttl, now=now), subject=id)
+
+    def claim_many(
+        self,
+        owner: str | None = None,
+        *,
+        ttl: float,
+        limit: int,
+        queue: str = "default",
+        kinds: Iterable[str] | None = None,
+        now: float | None = None,
+    ) -> list[JobLease]:
+        """Take up to ``limit`` jobs of ``queue``, of these ``kinds`` if given; see `claim`.
+
+        The order is exact among ready jobs: higher priority first, then insertion. An empty list
+        means that there is nothing to claim, not that somebody was in the way for a moment.
+        """
+        who, chosen = self._who(owner), None if kinds is None else list(kinds)
+        patience = self._patience(_CLAIM_PATIENCE)
+        while True:
+            leases = self.run(
+                lambda tx: Jobs(tx).claim_next(who, ttl=ttl, limit=limit, queue=queue, kinds=chosen, now=now)
+            )
+            if leases is not None or not patience():
+                return leases or []
+
+    def renew(self, lease: JobLease, *, ttl: float, now: float | None = None) -> JobLease:
+        """The lease with a new end: ``ttl`` seconds from now, at most the deadline.
+
+        `LeaseLost` unless it is held and still runs: what has run out is not revived.
+        """
+        return self.run(lambda tx: Jobs(tx).renew(lease, ttl=ttl, now=now), subject=lease)
+
+    def renew_many(
+        self, leases: Iterable[JobLease], *, ttl: float, now: float | None = None
+    ) -> list[JobLease | None]:
+        """Renew many leases in one statement; aligned with the input, ``None`` for a lost one."""
+        these = list(leases)
+        return self.run(lambda tx: Jobs(tx).renew_many(these, ttl=ttl, now=now), subject=these)
+
+    def outcome(self, lease: JobLease) -> Any:
+        """After `OutcomeUnknown`: what became of the lease, as an `Outcome`.
+
+        Reads the row on another connection and under a lock, so that it waits for a COMMIT that is
+        still under way: ``completed`` by this very lease; still ``held`` by it, so that nothing
+        was written and the work may be repeated; or ``ended``, by whatever way.
+        """
+        return self.run(lambda tx: Jobs(tx).outcome(lease), subject=lease)
+
+    def leases(self, model: type[Any], open: ColumnElement[bool] | None = None) -> StoreLeases:
+        """The leases of a mapped class of the host with `LeaseMixin`, each verb in an own transaction.
+
+        ``open`` is the condition under which a row can still be worked on.
+        """
+        leased = of_model(model, open)
+        return StoreLeases(self, lambda tx: Leases(tx, leased))
+
+    def _who(self, owner: str | None) -> str:
+        return self.owner if owner is None else edge.key("owner", owner)
+
+
+class StoreLeases:
+    """Leases on one table, each verb in a short transaction of its own; see `Leases`."""
+
+    def __init__(self, store: Store, verbs: Callable[[Transaction], Leases]) -> None:
+        self._store = store
+        self._verbs = verbs
+
+    def claim(
+        self, id: Any, owner: str | None = None, *, ttl: float, now: float | None = None
+    ) -> Lease | None:
+        """Take the lease of this row for ``ttl`` seconds; ``None`` if it is held or not there."""
+        who = self._store._who(owner)  # noqa: SLF001 - the same object in two parts
+        return self._store.run(lambda tx: self._verbs(tx).claim(id, who, ttl=ttl, now=now), subject=id)
+
+    def renew(self, lease: Lease, *, ttl: float, now: float | None = None) -> Lease:
+        """The lease with a new end; `LeaseLost` if it has run out or is not held."""
+        return self._store.run(lambda tx: self._verbs(tx).renew(lease, ttl=ttl, now=now), subject=lease)
+
+    def release(self, lease: Lease) -> None:
+        """Give the lease back, also after its end; `LeaseLost` if it is not held."""
+        self._store.run(lambda tx: self._verbs(tx).release(lease), subject=lease)
+
+    def check(self, lease: Lease, *, now: float | None = None) -> bool:
+        """Whether the lease is held and still runs."""
+        return self._store.run(lambda tx: self._verbs(tx).check(lease, now=now))
+
+    def get(self, id: Any) -> LeaseRecord | None:
+        """The lease columns of the row; ``None`` if there is none."""
+        return self._store.run(lambda tx: self._verbs(tx).get(id))
+
+    def settle(self, lease: Lease, *, now: float | None = None, **values: Any) -> None:
+        """Write ``values`` to the row and give the lease back; `LeaseLost` if it is not held or ran out."""
+        settle: Callable[[JoinedLeases], None] = lambda verbs: verbs.settle(lease, now=now, **values)  # noqa: E731
+        self._store.run(lambda tx: settle(self._verbs(tx)), subject=lease)
+
+
+class StoreLocks(StoreLeases):
+    """Named locks, each verb in a short transaction of its own. A name need not be made first."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, Locks)
+
+
+@contextmanager
+def _answered(about: Any, undo: Callable[[], None]) -> Iterator[None]:
+    """Around COMMIT: an error that is not the database's own answer leaves the outcome unknown."""
+    try:
+        yield
+    except BaseException as error:
+        undo()
+        unanswered = isinstance(error, (DBAPIError, OSError)) and not dialects.says_no(error)
+        if unanswered:
+            raise OutcomeUnknown(getattr(about, "subject", None)) from error
+        raise

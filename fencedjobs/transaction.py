@@ -1,0 +1,183 @@
+"""What a verb needs of the transaction it runs in, and the proof that the transaction is whole."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, CursorResult, Executable, Table, event
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.orm import Session
+
+from fencedjobs import dialects, payload
+from fencedjobs.dialects import Capabilities
+from fencedjobs.errors import TransactionLost
+from fencedjobs.models import tables
+
+Clock = Callable[[], float]
+
+_BEGUN: Final = "fencedjobs.begun"
+
+
+def saw_begin(session: Session) -> None:
+    """Remember that the session's present transaction has really begun in the database."""
+    session.info[_BEGUN] = session.get_transaction()
+
+
+class Transaction:
+    """A transaction that somebody else begins and ends; verbs only write in it.
+
+    ``subject`` is what it is about, for the message when the outcome of its COMMIT is unknown.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        *,
+        schema: str | None = None,
+        clock: Clock | None = None,
+        session: Session | None = None,
+    ) -> None:
+        self._connect = connect
+        self.tables: dict[str, Table] = tables(schema)
+        self._clock = clock
+        self.session = session
+        self.subject: Any = None
+
+    @classmethod
+    def of_session(
+        cls, session: Session, *, schema: str | None = None, clock: Clock | None = None
+    ) -> Transaction:
+        """The transaction that the caller's session is in; begun if it is not yet."""
+
+        def connect() -> Connection:
+            connection = session.connection()
+            unseen = session.info.get(_BEGUN) is not session.get_transaction()
+            if dialects.join(connection, doubtful=unseen and session.in_nested_transaction()):
+                saw_begin(session)
+            return connection
+
+        return cls(connect, schema=schema, clock=clock, session=session)
+
+    @property
+    def connection(self) -> Connection:
+        return self._connect()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return dialects.capabilities(self.connection.dialect)
+
+    def execute(
+        self, statement: Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()
+    ) -> CursorResult[Any]:
+        return self.connection.execute(statement, parameters or None)
+
+    def now(self, given: float | None) -> float | None:
+        """The caller's instant: as given, or by the store's clock; ``None`` for the database's own."""
+        if given is not None:
+            return payload.instant("now", given)
+        if self._clock is not None:
+            return payload.instant("clock", self._clock())
+        return None if self.capabilities.sql_clock else dialects.process_clock()
+
+    def expire(self, model: type[Any] | None, key: Any, names: Sequence[str]) -> None:
+        """Have the session read the fenced attributes again, if it holds this instance."""
+        if self.session is None or model is None:
+            return
+        held = self.session.identity_map.get(self.session.identity_key(model, key))
+        if held is not None:
+            self.session.expire(held, names)
+
+
+class Token:
+    """A savepoint that is still there at the end only if the transaction is the one it was set in.
+
+    "The guard comes last" is not enough: after a swallowed deadlock (MariaDB), a full disk (SQLite)
+    or a ``rollback()`` of the handler, the guard's UPDATE runs in a *new* transaction, matches, and
+    commits a completion without effects. Those all take the savepoint with them. A statement that
+    failed outside a savepoint of the handler's own is remembered as well: PostgreSQL aborts the
+    transaction then, and the others would keep what came before.
+    """
+
+    def __init__(self, session: Session, connection: Connection) -> None:
+        self._session = session
+        self._connection = connection
+        self._root = session.get_transaction()
+        self._name = f"fj_{secrets.token_hex(8)}"
+        connection.exec_driver_sql(f"SAVEPOINT {self._name}")
+        self._watch = _Watch(connection)
+        event.listen(session, "before_commit", self._refuse_commit)
+
+    def redeem(self) -> None:
+        """Flush, and raise `TransactionLost` unless everything since the start is still there."""
+        try:
+            self._session.flush()
+        except InvalidRequestError as error:  # a flush failed before and the error was swallowed
+            raise TransactionLost(f"an earlier flush failed: {error}") from error
+        self.close()
+        if self._session.get_transaction() is not self._root:
+            raise TransactionLost("the handler ended the transaction that is not its own")
+        if self._session.in_nested_transaction():
+            raise TransactionLost("the handler left a begin_nested() open")
+        if self._watch.failed():
+            raise TransactionLost("a statement failed and the handler swallowed the error")
+        try:
+            self._connection.exec_driver_sql(f"RELEASE SAVEPOINT {self._name}")
+        except DBAPIError as error:
+            raise TransactionLost(f"the database has ended or aborted the transaction: {error.orig}") from error
+
+    def close(self) -> None:
+        """Stop watching; may be called again."""
+        self._watch.close()
+        if event.contains(self._session, "before_commit", self._refuse_commit):
+            event.remove(self._session, "before_commit", self._refuse_commit)
+
+    def _refuse_commit(self, session: Session) -> None:
+        if not session.in_nested_transaction():
+            raise TransactionLost("this transaction is committed with the completion, not by the handler")
+
+
+class _Watch:
+    """Statements on one connection that began and did not end, by depth of savepoint.
+
+    What fails inside ``begin_nested()`` is forgiven when that savepoint is rolled back.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._unended = [0]
+        self._events = (
+            ("before_cursor_execute", self._begins),
+            ("after_cursor_execute", self._ended),
+            ("savepoint", self._deeper),
+            ("rollback_savepoint", self._forgiven),
+            ("release_savepoint", self._kept),
+        )
+        for name, listener in self._events:
+            event.listen(connection, name, listener)
+
+    def failed(self) -> bool:
+        return any(self._unended)
+
+    def close(self) -> None:
+        for name, listener in self._events:
+            if event.contains(self._connection, name, listener):
+                event.remove(self._connection, name, listener)
+
+    def _begins(self, *_: Any) -> None:
+        self._unended[-1] += 1
+
+    def _ended(self, *_: Any) -> None:
+        self._unended[-1] -= 1
+
+    def _deeper(self, *_: Any) -> None:
+        self._unended.append(0)
+
+    def _forgiven(self, *_: Any) -> None:
+        if len(self._unended) > 1:
+            self._unended.pop()
+
+    def _kept(self, *_: Any) -> None:
+        if len(self._unended) > 1:
+            self._unended[-2] += self._unended.pop()
