@@ -3,6 +3,8 @@
 At-least-once execution, and every write that ends an attempt names the attempt it ends.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fencedjobs.errors import (
     FencedJobsError,
     InvalidValue,
@@ -19,7 +21,12 @@ from fencedjobs.store import Store
 from fencedjobs.uow import UnitOfWork
 from fencedjobs.values import JobLease, JobRecord, JobState, Lease, Outcome
 
+if TYPE_CHECKING:
+    from fencedjobs.aio import AsyncStore, AsyncUnitOfWork
+
 __all__ = [
+    "AsyncStore",
+    "AsyncUnitOfWork",
     "FencedJobsError",
     "InvalidValue",
     "JobLease",
@@ -38,3 +45,12 @@ __all__ = [
     "UnitOfWork",
     "UnsupportedDatabase",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The async forms when they are asked for: they need greenlet, which a sync app may not have."""
+    if name in ("AsyncStore", "AsyncUnitOfWork"):
+        from fencedjobs import aio
+
+        return getattr(aio, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -138,16 +138,34 @@ def _sqlite_insert(table: Table, key: ColumnElement[Any]) -> Any:
 
 _KNOWN: Final = {
     "postgresql": Capabilities(
-        update_returning=True, row_locks=True, insert_absent=_postgresql_insert, partial_indexes=True,
-        arrays=True, sql_clock=True, stale_reads=False, read_committed=True,
+        update_returning=True,
+        row_locks=True,
+        insert_absent=_postgresql_insert,
+        partial_indexes=True,
+        arrays=True,
+        sql_clock=True,
+        stale_reads=False,
+        read_committed=True,
     ),
     "mysql": Capabilities(
-        update_returning=False, row_locks=True, insert_absent=None, partial_indexes=False,
-        arrays=False, sql_clock=True, stale_reads=True, read_committed=True,
+        update_returning=False,
+        row_locks=True,
+        insert_absent=None,
+        partial_indexes=False,
+        arrays=False,
+        sql_clock=True,
+        stale_reads=True,
+        read_committed=True,
     ),
     "sqlite": Capabilities(
-        update_returning=True, row_locks=False, insert_absent=_sqlite_insert, partial_indexes=True,
-        arrays=False, sql_clock=False, stale_reads=False, read_committed=False,
+        update_returning=True,
+        row_locks=False,
+        insert_absent=_sqlite_insert,
+        partial_indexes=True,
+        arrays=False,
+        sql_clock=False,
+        stale_reads=False,
+        read_committed=False,
     ),
 }
 _FAMILY: Final = {"mariadb": "mysql"}
@@ -217,11 +235,12 @@ def isolation(dialect: Dialect) -> dict[str, Any]:
     return {"isolation_level": "READ COMMITTED"} if capabilities(dialect).read_committed else {}
 
 
-def begun(connection: Connection, *, was_open: bool = False) -> None:
-    """Make the transaction that SQLAlchemy has just begun a writing one of our own.
+def begun(connection: Connection, *, was_open: bool = False, reading: bool = False) -> None:
+    """Make the transaction that SQLAlchemy has just begun one of our own.
 
     SQLite: BEGIN IMMEDIATE, since a deferred transaction that reads and then writes gets BUSY at
-    once, whatever the timeout. ``was_open``: the connection was in a transaction before.
+    once, whatever the timeout. ``was_open``: the connection was in a transaction before. ``reading``:
+    it will write nothing, so that it need not wait for writers.
     """
     if capabilities(connection.dialect).read_committed:
         return
@@ -236,7 +255,7 @@ def begun(connection: Connection, *, was_open: bool = False) -> None:
         # A begin event of the host, or the driver's autocommit=False mode, has begun a deferred
         # one; nothing has happened in it.
         connection.exec_driver_sql("ROLLBACK")
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
 def is_open(connection: Connection) -> bool:

@@ -123,9 +123,17 @@ def _grant(jobs: Leased, now: ColumnElement[float]) -> list[tuple[Column[Any], A
     ]
 
 
-def _bury(jobs: Leased, now: ColumnElement[float], state: JobState, reason: Any) -> list[tuple[Column[Any], Any]]:
+def _bury(
+    jobs: Leased, now: ColumnElement[float], state: JobState, reason: Any
+) -> list[tuple[Column[Any], Any]]:
     c = jobs.table.c
-    return [(c.reason, reason), (c.finished_at, now), (c.owner, null()), (c.until, 0.0), (c.state, state.value)]
+    return [
+        (c.reason, reason),
+        (c.finished_at, now),
+        (c.owner, null()),
+        (c.until, 0.0),
+        (c.state, state.value),
+    ]
 
 
 def _granted(jobs: Leased) -> list[Column[Any]]:
@@ -810,9 +818,7 @@ class Jobs(JoinedJobs):
     Claim and renew are not offered inside the caller's: their row locks would last as long as it.
     """
 
-    def claim_named(
-        self, id: str, owner: str, *, ttl: float, now: float | None = None
-    ) -> JobLease | None:
+    def claim_named(self, id: str, owner: str, *, ttl: float, now: float | None = None) -> JobLease | None:
         """Claim this very job; ``None`` if it cannot be claimed now."""
         instant = self._tx.now(now)
         wanted = {"job_id": edge.key("id", id)} | _wanted(owner, ttl, instant)
@@ -889,7 +895,9 @@ class Jobs(JoinedJobs):
         leases = list(leases)
         instant = self._tx.now(now)
         parameters = {"ttl": edge.ttl(ttl, instant)} | at(instant)
-        rows = make_many(self._tx, self._jobs, leases, _renew_all(self._jobs, instant is not None), parameters)
+        rows = make_many(
+            self._tx, self._jobs, leases, _renew_all(self._jobs, instant is not None), parameters
+        )
         ends = {(id, fence): until for id, fence, until in rows}
         return [
             replace(lease, until=ends[lease.id, lease.fence]) if (lease.id, lease.fence) in ends else None
@@ -898,7 +906,9 @@ class Jobs(JoinedJobs):
 
     def outcome(self, lease: JobLease) -> Outcome:
         """What became of this lease, by a locking read: it waits for a COMMIT that is still under way."""
-        row = self._tx.execute(_outcome(self._jobs, self._tx.capabilities.row_locks), {"job_id": lease.id}).first()
+        row = self._tx.execute(
+            _outcome(self._jobs, self._tx.capabilities.row_locks), {"job_id": lease.id}
+        ).first()
         if row is None:
             return Outcome.ENDED
         record = _record(row)

@@ -127,9 +127,7 @@ def guard(leased: Leased, held: Held, now: ColumnElement[float] | None = None) -
     ``now`` the end of the lease is not compared, which is for release alone.
     """
     if held.listed:  # the tuples alone would not use the key on MariaDB
-        same = and_(
-            leased.key.in_(held.id), tuple_(leased.key, leased.owner, leased.fence).in_(held.fence)
-        )
+        same = and_(leased.key.in_(held.id), tuple_(leased.key, leased.owner, leased.fence).in_(held.fence))
     else:
         same = and_(leased.key == held.id, leased.owner == held.owner, leased.fence == held.fence)
     conditions = [same]
@@ -407,7 +405,7 @@ class JoinedLeases:
 
         One conditional UPDATE in the caller's transaction. `LeaseLost` if it is not held.
         """
-        self._settle(lease, self._tx.now(now), {"owner": None, "until": 0.0} | self._checked(values))
+        self.write(lease, {"owner": None, "until": 0.0} | self._checked(values), now=now)
 
     def get(self, id: Any) -> LeaseRecord | None:
         """The lease columns of a row now; ``None`` if there is no such row."""
@@ -418,10 +416,12 @@ class JoinedLeases:
             row = tx.execute(_read(leased, False), {"held_id": id}).first()
         return None if row is None else LeaseRecord(*row)
 
-    def _settle(self, lease: Lease, now: float | None, values: Mapping[str, Any]) -> None:
-        statement = _settle(self._leased, tuple(sorted(values)), now is not None)
+    def write(self, lease: Lease, values: Mapping[str, Any], *, now: float | None = None) -> None:
+        """Write these columns of the leased row, whatever they are; `LeaseLost` unless it is held and runs."""
+        instant = self._tx.now(now)
+        statement = _write_held(self._leased, tuple(sorted(values)), instant is not None)
         written = {f"new_{name}": value for name, value in values.items()}
-        if self._tx.execute(statement, named(lease) | at(now) | written).rowcount != 1:
+        if self._tx.execute(statement, named(lease) | at(instant) | written).rowcount != 1:
             raise self._lost(lease)
         self._changed(lease, tuple(values))
 
@@ -441,9 +441,7 @@ class JoinedLeases:
 class Leases(JoinedLeases):
     """Leases on one table, each verb in a transaction of its own."""
 
-    def claim(
-        self, id: Any, owner: str, *, ttl: float, now: float | None = None
-    ) -> Lease | None:
+    def claim(self, id: Any, owner: str, *, ttl: float, now: float | None = None) -> Lease | None:
         """Take the lease of one row for ``ttl`` seconds; ``None`` if there is none to take.
 
         Free is a row without owner, or whose lease ended at or before ``now``. The fence rises by 1.
@@ -486,7 +484,7 @@ def _release(leased: Leased) -> Update:
 
 
 @remembered
-def _settle(leased: Leased, names: tuple[str, ...], given: bool) -> Update:
+def _write_held(leased: Leased, names: tuple[str, ...], given: bool) -> Update:
     held = guard(leased, ONE, clock(NOW, given=given))
     columns = leased.table.c
     values = {name: bindparam(f"new_{name}", type_=columns[name].type) for name in names}

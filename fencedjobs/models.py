@@ -165,9 +165,7 @@ def _refuse_fenced_update(mapper: Mapper[Any], connection: Any, target: LeaseMix
 
 @event.listens_for(LeaseMixin, "before_delete", propagate=True)
 def _refuse_delete(mapper: Mapper[Any], connection: Any, target: LeaseMixin) -> None:
-    raise UnfencedWrite(
-        f"{_named(mapper)} was deleted through the ORM; its fence would start again at 0"
-    )
+    raise UnfencedWrite(f"{_named(mapper)} was deleted through the ORM; its fence would start again at 0")
 
 
 def refuse_bulk_writes(session: Session) -> None:

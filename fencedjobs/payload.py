@@ -54,6 +54,15 @@ def label(field: str, value: Any) -> str:
     return value if value == "" and isinstance(value, str) else key(field, value)
 
 
+def text(field: str, value: Any) -> str:
+    """A string without NUL or lone surrogates, of at most 1 MiB."""
+    if not isinstance(value, str):
+        raise InvalidValue(field, f"must be a string, got {type(value).__name__}")
+    if len(value) > MAX_BYTES:
+        raise InvalidValue(field, f"has {len(value)} characters, the limit is {MAX_BYTES}")
+    return _clean(field, value)
+
+
 def whole(field: str, value: Any, *, least: int, most: int = _MAX_INT) -> int:
     """A whole number from ``least`` to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int):

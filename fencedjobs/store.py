@@ -36,7 +36,7 @@ PATIENCE: Final = 10.0  # seconds in which a transaction that met a deadlock or 
 _CLAIM_PATIENCE: Final = 0.2  # seconds in which a claim looks again for rows that others have locked
 
 
-class _Patience:
+class Patience:
     """How long to try again: pauses with full jitter, up to a time in all."""
 
     def __init__(self, sleep: Callable[[float], None], seconds: float = PATIENCE) -> None:
@@ -56,14 +56,68 @@ class _Patience:
         return True
 
 
-def _own(verb: Callable[Concatenate[JoinedJobs, P], T]) -> Callable[Concatenate[Store, P], T]:
+def _own(
+    verb: Callable[Concatenate[JoinedJobs, P], T], *, reading: bool = False
+) -> Callable[Concatenate[Store, P], T]:
     """A verb of jobs as a method of the store, in a transaction of its own."""
 
     @functools.wraps(verb)
     def call(store: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return store.run(lambda tx: verb(JoinedJobs(tx), *args, **kwargs), subject=next(iter(args), None))
+        about = next(iter(args), None)
+        return store.run(lambda tx: verb(JoinedJobs(tx), *args, **kwargs), subject=about, reading=reading)
 
     return call
+
+
+class Transactions:
+    """Short transactions of our own on an engine: READ COMMITTED, repeated as a whole where need be."""
+
+    def __init__(self, engine: Engine, *, schema: str | None = None, clock: Clock | None = None) -> None:
+        self.engine = engine
+        self._schema = schema
+        self._clock = clock
+
+    def run(self, verb: Callable[[Transaction], T], *, subject: Any = None, reading: bool = False) -> T:
+        """Run ``verb`` in a transaction of its own; again as a whole where the database asks for it."""
+        patience = self.patience()
+        while True:
+            try:
+                with self._transaction(subject, patience, reading) as tx:
+                    return verb(tx)
+            except DBAPIError as error:
+                # A connection lost before COMMIT was sent has changed nothing either.
+                again = dialects.is_transient(error) or error.connection_invalidated
+                if not (again and patience()):
+                    raise
+
+    @contextmanager
+    def _transaction(self, subject: Any, patience: Patience, reading: bool) -> Iterator[Transaction]:
+        with self.engine.connect() as connection:
+            connection.execution_options(**dialects.isolation(connection.dialect))
+            was_open = self.is_shared() and dialects.is_open(connection)
+            connection.begin()
+            tx = Transaction(lambda: connection, schema=self._schema, clock=self._clock)
+            tx.subject = subject
+            try:
+                dialects.begun(connection, was_open=was_open, reading=reading)
+                yield tx
+            except BaseException:
+                dialects.rollback(connection)
+                raise
+            with _answered(tx, lambda: dialects.rollback(connection)):
+                dialects.commit(connection, patience=patience)
+
+    def is_shared(self) -> bool:
+        """Whether the pool gives one connection to several users at once."""
+        return isinstance(self.engine.pool, (StaticPool, SingletonThreadPool))
+
+    def patience(self, seconds: float = PATIENCE) -> Patience:
+        """A new time in which to try again."""
+        return Patience(self.sleep, seconds)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait between two tries."""
+        time.sleep(seconds)
 
 
 class Store:
@@ -93,17 +147,17 @@ class Store:
         if isinstance(bind, Connection) or not (isinstance(bind, Engine) or callable(bind)):
             raise InvalidValue("bind", f"must be an Engine or a sessionmaker, got {type(bind).__name__}")
         self._sessions = sessionmaker(bind) if isinstance(bind, Engine) else bind
-        self._engine = bind if isinstance(bind, Engine) else None
         self._schema = schema
         self._clock = clock
+        self._transactions = self._on(bind) if isinstance(bind, Engine) else None
         self._checked = False
         self._owner: tuple[int, str] | None = None
         self.locks = StoreLocks(self)
 
     @property
-    def engine(self) -> Engine:
-        """The engine of the store's own transactions."""
-        if self._engine is None:
+    def transactions(self) -> Transactions:
+        """The store's own transactions, on the engine that the sessions are bound to."""
+        if self._transactions is None:
             with self._sessions() as session:
                 bind = session.get_bind()
             if not isinstance(bind, Engine):
@@ -111,8 +165,11 @@ class Store:
                     "the sessions are bound to one connection, where the store cannot have transactions "
                     "of its own; bind them to an Engine, or use UnitOfWork(session)"
                 )
-            self._engine = bind
-        return self._engine
+            self._transactions = self._on(bind)
+        return self._transactions
+
+    def _on(self, engine: Engine) -> Transactions:
+        return Transactions(engine, schema=self._schema, clock=self._clock)
 
     @property
     def owner(self) -> str:
@@ -122,38 +179,10 @@ class Store:
             self._owner = (pid, f"{socket.gethostname()[:200]}:{pid}:{secrets.token_hex(6)}")
         return self._owner[1]
 
-    # --- transactions -----------------------------------------------------------------------------
-
-    def run(self, verb: Callable[[Transaction], T], *, subject: Any = None) -> T:
-        """Run ``verb`` in a transaction of its own; again as a whole where the database asks for it."""
+    def run(self, verb: Callable[[Transaction], T], *, subject: Any = None, reading: bool = False) -> T:
+        """Run ``verb`` in a transaction of its own, on a database that has been checked."""
         self._check()
-        patience = self._patience()
-        while True:
-            try:
-                with self._transaction(subject, patience) as tx:
-                    return verb(tx)
-            except DBAPIError as error:
-                # A connection lost before COMMIT was sent has changed nothing either.
-                again = dialects.is_transient(error) or error.connection_invalidated
-                if not (again and patience()):
-                    raise
-
-    @contextmanager
-    def _transaction(self, subject: Any, patience: _Patience) -> Iterator[Transaction]:
-        with self.engine.connect() as connection:
-            connection.execution_options(**dialects.isolation(connection.dialect))
-            was_open = self._is_shared() and dialects.is_open(connection)
-            connection.begin()
-            tx = Transaction(lambda: connection, schema=self._schema, clock=self._clock)
-            tx.subject = subject
-            try:
-                dialects.begun(connection, was_open=was_open)
-                yield tx
-            except BaseException:
-                dialects.rollback(connection)
-                raise
-            with _answered(tx, lambda: dialects.rollback(connection)):
-                dialects.commit(connection, patience=patience)
+        return self.transactions.run(verb, subject=subject, reading=reading)
 
     @contextmanager
     def begin(self) -> Iterator[UnitOfWork]:
@@ -217,10 +246,10 @@ class Store:
         refuse_bulk_writes(session)
         dialect = session.get_bind().dialect
         connection = session.connection(execution_options=dialects.isolation(dialect))
-        patience = self._patience()
+        patience = self.transactions.patience()
         while True:
             try:
-                dialects.begun(connection, was_open=self._is_shared())
+                dialects.begun(connection, was_open=self.transactions.is_shared())
                 break
             except DBAPIError as error:
                 if not (dialects.is_transient(error) and patience()):
@@ -229,24 +258,16 @@ class Store:
         saw_begin(session)
         return UnitOfWork(session, schema=self._schema, clock=self._clock)
 
-    def _is_shared(self) -> bool:
-        return isinstance(self.engine.pool, (StaticPool, SingletonThreadPool))
-
     def _check(self) -> None:
         if self._checked:
             return
-        with self.engine.connect() as connection:
-            if self._is_shared() and dialects.is_open(connection):
+        transactions = self.transactions
+        with transactions.engine.connect() as connection:
+            if transactions.is_shared() and dialects.is_open(connection):
                 return  # looking, and giving the connection back, would end the other transaction
             dialects.require_version(connection)
             schema.require(connection, self._schema)
         self._checked = True
-
-    def _patience(self, seconds: float = PATIENCE) -> _Patience:
-        return _Patience(self._sleep, seconds)
-
-    def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
     # --- jobs -------------------------------------------------------------------------------------
 
@@ -261,8 +282,8 @@ class Store:
     requeue = _own(JoinedJobs.requeue)
     sweep = _own(JoinedJobs.sweep)
     purge = _own(JoinedJobs.purge)
-    get = _own(JoinedJobs.get)
-    counts = _own(JoinedJobs.counts)
+    get = _own(JoinedJobs.get, reading=True)
+    counts = _own(JoinedJobs.counts, reading=True)
 
     def claim(
         self,
@@ -300,7 +321,7 @@ class Store:
         means that there is nothing to claim, not that somebody was in the way for a moment.
         """
         who, chosen = self._who(owner), None if kinds is None else list(kinds)
-        patience = self._patience(_CLAIM_PATIENCE)
+        patience = self.transactions.patience(_CLAIM_PATIENCE)
         while True:
             leases = self.run(
                 lambda tx: Jobs(tx).claim_next(who, ttl=ttl, limit=limit, queue=queue, kinds=chosen, now=now)
@@ -367,11 +388,11 @@ class StoreLeases:
 
     def check(self, lease: Lease, *, now: float | None = None) -> bool:
         """Whether the lease is held and still runs."""
-        return self._store.run(lambda tx: self._verbs(tx).check(lease, now=now))
+        return self._store.run(lambda tx: self._verbs(tx).check(lease, now=now), reading=True)
 
     def get(self, id: Any) -> LeaseRecord | None:
         """The lease columns of the row; ``None`` if there is none."""
-        return self._store.run(lambda tx: self._verbs(tx).get(id))
+        return self._store.run(lambda tx: self._verbs(tx).get(id), reading=True)
 
     def settle(self, lease: Lease, *, now: float | None = None, **values: Any) -> None:
         """Write ``values`` to the row and give the lease back; `LeaseLost` if it is not held or ran out."""

@@ -125,7 +125,9 @@ class Token:
         try:
             self._connection.exec_driver_sql(f"RELEASE SAVEPOINT {self._name}")
         except DBAPIError as error:
-            raise TransactionLost(f"the database has ended or aborted the transaction: {error.orig}") from error
+            raise TransactionLost(
+                f"the database has ended or aborted the transaction: {error.orig}"
+            ) from error
 
     def close(self) -> None:
         """Stop watching; may be called again."""

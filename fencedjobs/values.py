@@ -112,8 +112,4 @@ class JobRecord:
 
     def completed_by(self, lease: Lease) -> bool:
         """Whether it was this very lease that completed the job."""
-        return (
-            self.state is JobState.DONE
-            and self.fence == lease.fence
-            and self.last_owner == lease.owner
-        )
+        return self.state is JobState.DONE and self.fence == lease.fence and self.last_owner == lease.owner

@@ -1,0 +1,205 @@
+"""The async forms: one line a verb, over the one sync core.
+
+`greenlet_spawn` runs the sync verb, and SQLAlchemy awaits the async driver inside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import ColumnElement, Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from fencedjobs.errors import InvalidValue
+from fencedjobs.jobs import JoinedJobs
+from fencedjobs.leases import JoinedLeases
+from fencedjobs.store import Store, StoreLeases, Transactions
+from fencedjobs.transaction import Clock
+from fencedjobs.uow import UnitOfWork
+from fencedjobs.values import JobLease
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def _awaited(verb: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """A sync verb of ``self._sync``, to be awaited; with the same arguments and documentation."""
+
+    @functools.wraps(verb)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await greenlet_spawn(verb, self._sync, *args, **kwargs)
+
+    return call
+
+
+def _joined(verb: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """A verb of a unit of work, to be awaited in the session's transaction."""
+
+    @functools.wraps(verb)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await greenlet_spawn(lambda: verb(self._verbs(), *args, **kwargs))
+
+    return call
+
+
+class _GreenTransactions(Transactions):
+    """Transactions inside a greenlet: they must not block the loop when they wait."""
+
+    def sleep(self, seconds: float) -> None:
+        await_only(asyncio.sleep(seconds))
+
+
+class _GreenStore(Store):
+    def _on(self, engine: Engine) -> Transactions:
+        return _GreenTransactions(engine, schema=self._schema, clock=self._clock)
+
+
+class AsyncJobs:
+    """The verbs of jobs in the caller's transaction, to be awaited; see `JoinedJobs`."""
+
+    def __init__(self, verbs: Callable[[], JoinedJobs]) -> None:
+        self._verbs = verbs
+
+    enqueue = _joined(JoinedJobs.enqueue)
+    enqueue_many = _joined(JoinedJobs.enqueue_many)
+    complete = _joined(JoinedJobs.complete)
+    complete_many = _joined(JoinedJobs.complete_many)
+    fail = _joined(JoinedJobs.fail)
+    release = _joined(JoinedJobs.release)
+    cancel = _joined(JoinedJobs.cancel)
+    quarantine = _joined(JoinedJobs.quarantine)
+    requeue = _joined(JoinedJobs.requeue)
+    sweep = _joined(JoinedJobs.sweep)
+    purge = _joined(JoinedJobs.purge)
+    get = _joined(JoinedJobs.get)
+    counts = _joined(JoinedJobs.counts)
+
+
+class AsyncJoinedLeases:
+    """Leases on a host's table in the caller's transaction, to be awaited; see `JoinedLeases`."""
+
+    def __init__(self, verbs: Callable[[], JoinedLeases]) -> None:
+        self._verbs = verbs
+
+    check = _joined(JoinedLeases.check)
+    release = _joined(JoinedLeases.release)
+    settle = _joined(JoinedLeases.settle)
+    get = _joined(JoinedLeases.get)
+
+
+class AsyncUnitOfWork:
+    """fencedjobs inside a transaction of the caller's `AsyncSession`; see `UnitOfWork`."""
+
+    def __init__(
+        self, session: AsyncSession, *, schema: str | None = None, clock: Clock | None = None
+    ) -> None:
+        self.session = session
+        self._join = functools.partial(UnitOfWork, session.sync_session, schema=schema, clock=clock)
+        self.jobs = AsyncJobs(lambda: self._join().jobs)
+
+    def leases(self, model: type[Any], open: ColumnElement[bool] | None = None) -> AsyncJoinedLeases:
+        """The leases of a mapped class of the host with `LeaseMixin`; see `UnitOfWork.leases`."""
+        return AsyncJoinedLeases(lambda: self._join().leases(model, open))
+
+
+class AsyncStoreLeases:
+    """Leases on one table, each verb in a short transaction of its own; see `StoreLeases`."""
+
+    def __init__(self, sync: StoreLeases) -> None:
+        self._sync = sync
+
+    claim = _awaited(StoreLeases.claim)
+    renew = _awaited(StoreLeases.renew)
+    release = _awaited(StoreLeases.release)
+    check = _awaited(StoreLeases.check)
+    get = _awaited(StoreLeases.get)
+    settle = _awaited(StoreLeases.settle)
+
+
+class AsyncStore:
+    """`Store` for an `AsyncEngine` or an `async_sessionmaker`: the same verbs, to be awaited."""
+
+    def __init__(
+        self,
+        bind: AsyncEngine | async_sessionmaker[Any] | Callable[[], AsyncSession],
+        *,
+        schema: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not (isinstance(bind, AsyncEngine) or callable(bind)):
+            raise InvalidValue(
+                "bind", f"must be an AsyncEngine or async_sessionmaker, got {type(bind).__name__}"
+            )
+        self._sessions = async_sessionmaker(bind) if isinstance(bind, AsyncEngine) else bind
+        source: Any = bind.sync_engine if isinstance(bind, AsyncEngine) else self._sync_session
+        self._sync = _GreenStore(source, schema=schema, clock=clock)
+        self._schema = schema
+        self._clock = clock
+        self.locks = AsyncStoreLeases(self._sync.locks)
+
+    @property
+    def owner(self) -> str:
+        """The default owner: host, process and a random part, so that no two incarnations share it."""
+        return self._sync.owner
+
+    enqueue = _awaited(Store.enqueue)
+    enqueue_many = _awaited(Store.enqueue_many)
+    claim = _awaited(Store.claim)
+    claim_many = _awaited(Store.claim_many)
+    renew = _awaited(Store.renew)
+    renew_many = _awaited(Store.renew_many)
+    complete = _awaited(Store.complete)
+    complete_many = _awaited(Store.complete_many)
+    fail = _awaited(Store.fail)
+    release = _awaited(Store.release)
+    cancel = _awaited(Store.cancel)
+    quarantine = _awaited(Store.quarantine)
+    requeue = _awaited(Store.requeue)
+    sweep = _awaited(Store.sweep)
+    purge = _awaited(Store.purge)
+    get = _awaited(Store.get)
+    counts = _awaited(Store.counts)
+    outcome = _awaited(Store.outcome)
+
+    def leases(self, model: type[Any], open: ColumnElement[bool] | None = None) -> AsyncStoreLeases:
+        """The leases of a mapped class of the host with `LeaseMixin`; see `Store.leases`."""
+        return AsyncStoreLeases(self._sync.leases(model, open))
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncUnitOfWork]:
+        """One short transaction on a session of the store's; see `Store.begin`."""
+        async with self._sessions() as session, self._entered(session, self._sync.in_session) as uow:
+            yield uow
+
+    @asynccontextmanager
+    async def completing(
+        self, lease: JobLease, result: Any = None, *, now: float | None = None
+    ) -> AsyncIterator[AsyncUnitOfWork]:
+        """Business writes and the completion of the job, together or not at all; see `Store.completing`."""
+        completing = functools.partial(self._sync.completing_in, lease=lease, result=result, now=now)
+        async with self._sessions() as session, self._entered(session, completing) as uow:
+            yield uow
+
+    @asynccontextmanager
+    async def _entered(
+        self, session: AsyncSession, enter: Callable[[Session], AbstractContextManager[Any]]
+    ) -> AsyncIterator[AsyncUnitOfWork]:
+        block = enter(session.sync_session)
+        await greenlet_spawn(block.__enter__)
+        try:
+            yield AsyncUnitOfWork(session, schema=self._schema, clock=self._clock)
+        except BaseException as error:
+            await greenlet_spawn(block.__exit__, type(error), error, error.__traceback__)
+            raise
+        await greenlet_spawn(block.__exit__, None, None, None)
+
+    def _sync_session(self) -> Session:
+        session: Session = self._sessions().sync_session
+        return session
