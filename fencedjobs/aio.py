@@ -18,8 +18,9 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from fencedjobs.errors import InvalidValue
 from fencedjobs.jobs import JoinedJobs
-from fencedjobs.leases import JoinedLeases
-from fencedjobs.store import Store, StoreLeases, Transactions
+from fencedjobs.own import Transactions
+from fencedjobs.row_leases import JoinedLeases
+from fencedjobs.store import Store, StoreLeases
 from fencedjobs.transaction import Clock
 from fencedjobs.uow import UnitOfWork
 from fencedjobs.values import JobLease
@@ -34,7 +35,7 @@ def _awaited(verb: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, 
 
     @functools.wraps(verb)
     async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await greenlet_spawn(verb, self._sync, *args, **kwargs)
+        return await greenlet_spawn(lambda: verb(self._sync, *args, **kwargs))
 
     return call
 

@@ -11,17 +11,16 @@ and a locking read. Verbs do not see the difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from sqlalchemy import (
     ARRAY,
     Column,
     ColumnElement,
     Delete,
-    Row,
     Select,
     String,
     Table,
@@ -34,32 +33,33 @@ from sqlalchemy import (
     case,
     delete,
     func,
-    or_,
     select,
     tuple_,
     update,
 )
-from sqlalchemy import inspect as inspect_model
 from sqlalchemy.sql.elements import BindParameter
 
-from fencedjobs import payload as edge
 from fencedjobs.dialects import Counter, Instant, Key, clock
-from fencedjobs.errors import InvalidValue, LeaseLost, TransactionLost
-from fencedjobs.models import LeaseMixin
+from fencedjobs.errors import TransactionLost
 from fencedjobs.transaction import Transaction
-from fencedjobs.values import Lease, LeaseRecord
+from fencedjobs.values import Lease
 
 L = TypeVar("L", bound=Lease)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NOW: Final[BindParameter[float]] = bindparam("now", type_=Instant())
 TTL: Final[BindParameter[float]] = bindparam("ttl", type_=Instant())
 CHUNK: Final = 200  # leases in one statement where they are listed in it
 
-remembered = lru_cache(maxsize=1024)  # statements are built once; a bound keeps odd uses from piling up
-
-_KEY: Final = bindparam("held_id")
+KEY: Final[BindParameter[Any]] = bindparam("held_id")
 _OWNER: Final = bindparam("held_owner", type_=Key())
 _FENCE: Final = bindparam("held_fence", type_=Counter)
+
+
+def remembered(build: Callable[P, T]) -> Callable[P, T]:
+    """Build each statement once; the bound keeps odd uses from piling up."""
+    return lru_cache(maxsize=1024)(build)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class Held:
     listed: bool = False
 
 
-ONE: Final = Held(_KEY, _OWNER, _FENCE)
+ONE: Final = Held(KEY, _OWNER, _FENCE)
 LISTED: Final = Held(
     bindparam("held_ids", expanding=True), _OWNER, bindparam("held", expanding=True), listed=True
 )
@@ -217,7 +217,7 @@ class Transition:
         return bool(self.order)
 
 
-def make(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+def make(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Any]:
     """Carry out a transition; the rows as they are afterwards (as they were, if deleted), in no order."""
     capabilities = tx.capabilities
     if capabilities.update_returning:
@@ -227,7 +227,7 @@ def make(tx: Transaction, transition: Transition, parameters: Mapping[str, Any])
 
 
 @remembered
-def _at_once(transition: Transition, row_locks: bool, arrays: bool) -> Update | Delete:
+def _at_once(transition: Transition, row_locks: bool, arrays: bool) -> Any:
     leased, where = transition.leased, transition.where
     if transition.several:
         picked = _picked([leased.row], transition, row_locks).scalar_subquery()
@@ -237,7 +237,7 @@ def _at_once(transition: Transition, row_locks: bool, arrays: bool) -> Update | 
     return _write(transition, where).returning(*transition.returning)
 
 
-def _in_steps(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+def _in_steps(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Any]:
     lock, write, read = _steps(transition)
     seen = tx.execute(lock, parameters).all()
     if not seen:
@@ -286,7 +286,7 @@ def _write(transition: Transition, where: ColumnElement[bool]) -> Any:
 
 def make_many(
     tx: Transaction, leased: Leased, leases: Sequence[Lease], change: Change, parameters: Mapping[str, Any]
-) -> Sequence[Row[Any]]:
+) -> Sequence[Any]:
     """One change to many leases, each under its own guard; the rows that were held."""
     capabilities = tx.capabilities
     if not leases:
@@ -294,7 +294,7 @@ def make_many(
     if capabilities.arrays:
         statement = _many_as_arrays(leased, change)
         return tx.execute(statement, {**parameters, **_arrays(leases)}).all()
-    rows: list[Row[Any]] = []
+    rows: list[Any] = []
     for start in range(0, len(leases), CHUNK):
         chunk = {**parameters, **listed(leases[start : start + CHUNK])}
         if capabilities.update_returning:
@@ -356,7 +356,7 @@ def _read_listed(leased: Leased, change: Change) -> Select[Any]:
 
 def _many_in_steps(
     tx: Transaction, leased: Leased, change: Change, parameters: Mapping[str, Any]
-) -> Sequence[Row[Any]]:
+) -> Sequence[Any]:
     held = {row[0] for row in tx.execute(_locked_listed(leased, change), parameters).all()}
     if not held:
         return []
@@ -366,138 +366,7 @@ def _many_in_steps(
     return tx.execute(_read_listed(leased, change), {"held_ids": list(held)}).all()
 
 
-# --- the verbs on any leased table ----------------------------------------------------------------
-
-
-@remembered
-def of_model(model: type[Any], open: ColumnElement[bool] | None, schema: str | None = None) -> Leased:
-    """A host's mapped class as a leased table."""
-    mapper = inspect_model(model)
-    if not (isinstance(model, type) and issubclass(model, LeaseMixin)):
-        raise InvalidValue("Model", f"{model!r} has no LeaseMixin")
-    table = mapper.columns["owner"].table
-    keys = list(table.primary_key.columns)
-    if len(keys) != 1:
-        raise InvalidValue("Model", f"{model.__name__} has {len(keys)} primary key columns; leases need one")
-    return Leased(table=table, key=keys[0], open=open, model=model)
-
-
-class JoinedLeases:
-    """Leases on one table, in the caller's transaction: what ends or checks a lease."""
-
-    def __init__(self, tx: Transaction, leased: Leased) -> None:
-        self._tx = tx
-        self._leased = leased
-
-    def check(self, lease: Lease, *, now: float | None = None) -> bool:
-        """Whether the lease is held and still runs at ``now`` (seconds; the store's clock if not given)."""
-        return holds(self._tx, self._leased, lease, self._tx.now(now))
-
-    def release(self, lease: Lease) -> None:
-        """Give the lease back, also after its end; the fence stays. `LeaseLost` if it is not held."""
-        leased = self._leased
-        if self._tx.execute(_release(leased), named(lease)).rowcount != 1:
-            raise self._lost(lease)
-        self._changed(lease, ("owner", "until"))
-
-    def settle(self, lease: Lease, *, now: float | None = None, **values: Any) -> None:
-        """Write ``values`` to the leased row and give the lease back, if it is held and still runs.
-
-        One conditional UPDATE in the caller's transaction. `LeaseLost` if it is not held.
-        """
-        self.write(lease, {"owner": None, "until": 0.0} | self._checked(values), now=now)
-
-    def get(self, id: Any) -> LeaseRecord | None:
-        """The lease columns of a row now; ``None`` if there is no such row."""
-        tx, leased = self._tx, self._leased
-        statement = _read(leased, tx.capabilities.stale_reads)
-        row = tx.execute(statement, {"held_id": id}).first()
-        if row is None and tx.capabilities.stale_reads:  # locked by somebody, or not there
-            row = tx.execute(_read(leased, False), {"held_id": id}).first()
-        return None if row is None else LeaseRecord(*row)
-
-    def write(self, lease: Lease, values: Mapping[str, Any], *, now: float | None = None) -> None:
-        """Write these columns of the leased row, whatever they are; `LeaseLost` unless it is held and runs."""
-        instant = self._tx.now(now)
-        statement = _write_held(self._leased, tuple(sorted(values)), instant is not None)
-        written = {f"new_{name}": value for name, value in values.items()}
-        if self._tx.execute(statement, named(lease) | at(instant) | written).rowcount != 1:
-            raise self._lost(lease)
-        self._changed(lease, tuple(values))
-
-    def _checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        for name in values:
-            if name not in self._leased.table.c or name in LeaseMixin.__fenced__ | {self._leased.key.name}:
-                raise InvalidValue(name, f"is not a column of {self._leased.table.name} that settle writes")
-        return dict(values)
-
-    def _changed(self, lease: Lease, names: Sequence[str]) -> None:
-        self._tx.expire(self._leased.model, lease.id, names)
-
-    def _lost(self, lease: Lease) -> LeaseLost:
-        return LeaseLost(lease, self.get(lease.id))
-
-
-class Leases(JoinedLeases):
-    """Leases on one table, each verb in a transaction of its own."""
-
-    def claim(self, id: Any, owner: str, *, ttl: float, now: float | None = None) -> Lease | None:
-        """Take the lease of one row for ``ttl`` seconds; ``None`` if there is none to take.
-
-        Free is a row without owner, or whose lease ended at or before ``now``. The fence rises by 1.
-        """
-        instant = self._tx.now(now)
-        ttl = edge.ttl(ttl, instant)
-        owner = edge.key("owner", owner)
-        parameters = {"held_id": id, "new_owner": owner, "ttl": ttl} | at(instant)
-        rows = make(self._tx, _claim(self._leased, instant is not None), parameters)
-        return Lease(*rows[0]) if rows else None
-
-    def renew(self, lease: L, *, ttl: float, now: float | None = None) -> Lease:
-        """The lease with a new end, ``ttl`` seconds after now; `LeaseLost` if it has run out or is not held."""
-        instant = self._tx.now(now)
-        until = renew(self._tx, self._leased, lease, edge.ttl(ttl, instant), instant)
-        if until is None:
-            raise self._lost(lease)
-        return Lease(lease.id, lease.owner, lease.fence, until)
-
-
-@remembered
-def _claim(leased: Leased, given: bool) -> Transition:
-    now = clock(NOW, given=given)
-    free = and_(leased.key == _KEY, or_(leased.owner.is_(None), leased.until <= now))
-    return Transition(
-        leased,
-        where=free if leased.open is None else and_(free, leased.open),
-        values=(
-            (leased.owner, bindparam("new_owner", type_=Key())),
-            (leased.until, leased.end(now)),
-            (leased.fence, leased.fence + 1),
-        ),
-        returning=(leased.key, leased.owner, leased.fence, leased.until),
-    )
-
-
-@remembered
-def _release(leased: Leased) -> Update:
-    return update(leased.table).where(guard(leased, ONE)).values(owner=None, until=0.0)
-
-
-@remembered
-def _write_held(leased: Leased, names: tuple[str, ...], given: bool) -> Update:
-    held = guard(leased, ONE, clock(NOW, given=given))
-    columns = leased.table.c
-    values = {name: bindparam(f"new_{name}", type_=columns[name].type) for name in names}
-    return update(leased.table).where(held).values(values)
-
-
-@remembered
-def _read(leased: Leased, current: bool) -> Select[Any]:
-    reading = select(leased.key, leased.owner, leased.fence, leased.until).where(leased.key == _KEY)
-    return reading.with_for_update(read=True, skip_locked=True) if current else reading
-
-
-def lost_among(leases: Iterable[L], held: Iterable[Row[Any]]) -> list[L]:
+def lost_among(leases: Iterable[L], held: Iterable[Any]) -> list[L]:
     """The leases that no returned row (key, fence) answers to, in their order."""
     kept = {(row[0], row[1]) for row in held}
     return [lease for lease in leases if (lease.id, lease.fence) not in kept]

@@ -7,8 +7,9 @@ from sqlalchemy.exc import IntegrityError
 
 from fencedjobs import dialects
 from fencedjobs import payload as edge
-from fencedjobs.leases import Leased, Leases, remembered
+from fencedjobs.leases import Leased, remembered
 from fencedjobs.models import Lock
+from fencedjobs.row_leases import Leases
 from fencedjobs.transaction import Transaction
 from fencedjobs.values import Lease
 

@@ -27,7 +27,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, ORMExecuteState, Ses
 from fencedjobs.dialects import Counter, Instant, Key, LongText, capabilities
 from fencedjobs.errors import UnfencedWrite
 
-
 _INNODB = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}  # the engine with transactions
 
 
@@ -85,7 +84,7 @@ class Job(LeaseMixin, Base):
     errors: Mapped[str | None] = mapped_column(LongText())
     requeues: Mapped[str | None] = mapped_column(LongText())
 
-    __mapper_args__: ClassVar[dict[str, Any]] = {"primary_key": [id]}
+    __mapper_args__ = {"primary_key": [id]}  # noqa: RUF012 - SQLAlchemy's own declaration
 
 
 def _index_jobs(jobs: Table) -> None:
@@ -100,7 +99,7 @@ def _index_jobs(jobs: Table) -> None:
         ("ready", (c.priority.desc(), c.seq), "state = 'ready'"),
         ("waiting", (c.until,), "state IN ('scheduled', 'leased')"),
     ):
-        where = {"postgresql_where": text(states), "sqlite_where": text(states)}
+        where: Any = {"postgresql_where": text(states), "sqlite_where": text(states)}
         Index(f"ix_fenced_jobs_{name}", c.queue, *columns, **where)
         Index(f"ix_fenced_jobs_state_{name}", c.queue, c.state, *columns)
     _choose_indexes(jobs)

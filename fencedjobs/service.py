@@ -33,8 +33,9 @@ from fencedjobs import dialects
 from fencedjobs import payload as edge
 from fencedjobs.dialects import Counter, Instant, Key, LongText
 from fencedjobs.errors import LeaseLost
-from fencedjobs.leases import JoinedLeases, Leased, Leases
-from fencedjobs.store import Transactions
+from fencedjobs.leases import Leased
+from fencedjobs.own import Transactions
+from fencedjobs.row_leases import Leases
 from fencedjobs.transaction import Transaction
 from fencedjobs.values import Lease
 
@@ -89,7 +90,7 @@ def claim(path: Where, job_id: str, owner: str, now: float, ttl: float) -> int |
 
 
 def renew(path: Where, job_id: str, owner: str, fence: int, now: float, ttl: float) -> bool:
-    """Move the end of the lease to ``ttl`` after ``now``; false, and no change, if it is lost or has run out."""
+    """Move the lease's end to ``ttl`` after ``now``; false, and no change, if it is lost or has run out."""
     lease = _lease(job_id, owner, fence)
     return _kept(path, lambda verbs: verbs.renew(lease, ttl=ttl, now=_given(now)))
 
@@ -167,6 +168,6 @@ def _transactions(path: Where) -> Transactions:
 
 @lru_cache(maxsize=64)
 def _of_url(path: str, pid: int) -> Transactions:
-    """One engine a database and process; without a pool, so that each call sees the file that is there now."""
+    """One engine for each database and process; no pool, so that each call opens what is there now."""
     url = path if "://" in path else URL.create("sqlite", database=path)
     return Transactions(create_engine(url, poolclass=NullPool))

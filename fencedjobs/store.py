@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 import secrets
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -15,15 +13,16 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from sqlalchemy import ColumnElement, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from fencedjobs import dialects, schema
 from fencedjobs import payload as edge
-from fencedjobs.errors import InvalidValue, OutcomeUnknown, UnsupportedDatabase
-from fencedjobs.jobs import Jobs, JoinedJobs
-from fencedjobs.leases import JoinedLeases, Leases, of_model
+from fencedjobs.claims import Jobs
+from fencedjobs.errors import InvalidValue, UnsupportedDatabase
+from fencedjobs.jobs import JoinedJobs
 from fencedjobs.locks import Locks
 from fencedjobs.models import refuse_bulk_writes
+from fencedjobs.own import Transactions, answered
+from fencedjobs.row_leases import JoinedLeases, Leases, of_model
 from fencedjobs.transaction import Clock, Token, Transaction, saw_begin
 from fencedjobs.uow import UnitOfWork
 from fencedjobs.values import JobLease, Lease, LeaseRecord
@@ -32,28 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 L = TypeVar("L", bound=Lease)
 
-PATIENCE: Final = 10.0  # seconds in which a transaction that met a deadlock or a busy database is repeated
 _CLAIM_PATIENCE: Final = 0.2  # seconds in which a claim looks again for rows that others have locked
-
-
-class Patience:
-    """How long to try again: pauses with full jitter, up to a time in all."""
-
-    def __init__(self, sleep: Callable[[float], None], seconds: float = PATIENCE) -> None:
-        self._sleep = sleep
-        self._seconds = seconds
-        self._end: float | None = None
-        self._bound = 0.004
-
-    def __call__(self) -> bool:
-        """Wait a little; false when the time is over."""
-        now = time.monotonic()
-        self._end = now + self._seconds if self._end is None else self._end
-        if now >= self._end:
-            return False
-        self._sleep(random.uniform(0, self._bound))  # noqa: S311 - jitter, not a secret
-        self._bound = min(2 * self._bound, 0.25)
-        return True
 
 
 def _own(
@@ -67,57 +45,6 @@ def _own(
         return store.run(lambda tx: verb(JoinedJobs(tx), *args, **kwargs), subject=about, reading=reading)
 
     return call
-
-
-class Transactions:
-    """Short transactions of our own on an engine: READ COMMITTED, repeated as a whole where need be."""
-
-    def __init__(self, engine: Engine, *, schema: str | None = None, clock: Clock | None = None) -> None:
-        self.engine = engine
-        self._schema = schema
-        self._clock = clock
-
-    def run(self, verb: Callable[[Transaction], T], *, subject: Any = None, reading: bool = False) -> T:
-        """Run ``verb`` in a transaction of its own; again as a whole where the database asks for it."""
-        patience = self.patience()
-        while True:
-            try:
-                with self._transaction(subject, patience, reading) as tx:
-                    return verb(tx)
-            except DBAPIError as error:
-                # A connection lost before COMMIT was sent has changed nothing either.
-                again = dialects.is_transient(error) or error.connection_invalidated
-                if not (again and patience()):
-                    raise
-
-    @contextmanager
-    def _transaction(self, subject: Any, patience: Patience, reading: bool) -> Iterator[Transaction]:
-        with self.engine.connect() as connection:
-            connection.execution_options(**dialects.isolation(connection.dialect))
-            was_open = self.is_shared() and dialects.is_open(connection)
-            connection.begin()
-            tx = Transaction(lambda: connection, schema=self._schema, clock=self._clock)
-            tx.subject = subject
-            try:
-                dialects.begun(connection, was_open=was_open, reading=reading)
-                yield tx
-            except BaseException:
-                dialects.rollback(connection)
-                raise
-            with _answered(tx, lambda: dialects.rollback(connection)):
-                dialects.commit(connection, patience=patience)
-
-    def is_shared(self) -> bool:
-        """Whether the pool gives one connection to several users at once."""
-        return isinstance(self.engine.pool, (StaticPool, SingletonThreadPool))
-
-    def patience(self, seconds: float = PATIENCE) -> Patience:
-        """A new time in which to try again."""
-        return Patience(self.sleep, seconds)
-
-    def sleep(self, seconds: float) -> None:
-        """Wait between two tries."""
-        time.sleep(seconds)
 
 
 class Store:
@@ -238,8 +165,7 @@ class Store:
             token.close()
             session.rollback()
             raise
-        uow.subject = subject
-        with _answered(uow, session.rollback):
+        with answered(lambda: subject, session.rollback):
             session.commit()
 
     def _begin_session(self, session: Session) -> UnitOfWork:
@@ -375,7 +301,7 @@ class StoreLeases:
         self, id: Any, owner: str | None = None, *, ttl: float, now: float | None = None
     ) -> Lease | None:
         """Take the lease of this row for ``ttl`` seconds; ``None`` if it is held or not there."""
-        who = self._store._who(owner)  # noqa: SLF001 - the same object in two parts
+        who = self._store._who(owner)
         return self._store.run(lambda tx: self._verbs(tx).claim(id, who, ttl=ttl, now=now), subject=id)
 
     def renew(self, lease: Lease, *, ttl: float, now: float | None = None) -> Lease:
@@ -394,7 +320,7 @@ class StoreLeases:
         """The lease columns of the row; ``None`` if there is none."""
         return self._store.run(lambda tx: self._verbs(tx).get(id), reading=True)
 
-    def settle(self, lease: Lease, *, now: float | None = None, **values: Any) -> None:
+    def settle(self, lease: Lease, /, *, now: float | None = None, **values: Any) -> None:
         """Write ``values`` to the row and give the lease back; `LeaseLost` if it is not held or ran out."""
         settle: Callable[[JoinedLeases], None] = lambda verbs: verbs.settle(lease, now=now, **values)  # noqa: E731
         self._store.run(lambda tx: settle(self._verbs(tx)), subject=lease)
@@ -405,16 +331,3 @@ class StoreLocks(StoreLeases):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store, Locks)
-
-
-@contextmanager
-def _answered(about: Any, undo: Callable[[], None]) -> Iterator[None]:
-    """Around COMMIT: an error that is not the database's own answer leaves the outcome unknown."""
-    try:
-        yield
-    except BaseException as error:
-        undo()
-        unanswered = isinstance(error, (DBAPIError, OSError)) and not dialects.says_no(error)
-        if unanswered:
-            raise OutcomeUnknown(getattr(about, "subject", None)) from error
-        raise

@@ -18,6 +18,7 @@ from fencedjobs.models import tables
 Clock = Callable[[], float]
 
 _BEGUN: Final = "fencedjobs.begun"
+_MAY_FAIL: Final = "fencedjobs_may_fail"
 
 
 def saw_begin(session: Session) -> None:
@@ -69,9 +70,15 @@ class Transaction:
         return dialects.capabilities(self.connection.dialect)
 
     def execute(
-        self, statement: Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()
-    ) -> CursorResult[Any]:
-        return self.connection.execute(statement, parameters or None)
+        self,
+        statement: Executable,
+        parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
+        *,
+        may_fail: bool = False,
+    ) -> CursorResult[*tuple[Any, ...]]:
+        """Execute; ``may_fail``: an error is an answer that the verb deals with."""
+        options = {_MAY_FAIL: True} if may_fail else {}
+        return self.connection.execute(statement, parameters or None, execution_options=options)
 
     def now(self, given: float | None) -> float | None:
         """The caller's instant: as given, or by the store's clock; ``None`` for the database's own."""
@@ -141,7 +148,7 @@ class Token:
 
 
 class _Watch:
-    """Statements on one connection that began and did not end, by depth of savepoint.
+    """Statements on one connection that began and did not end: they failed. Counted by savepoint.
 
     What fails inside ``begin_nested()`` is forgiven when that savepoint is rolled back.
     """
@@ -167,11 +174,17 @@ class _Watch:
             if event.contains(self._connection, name, listener):
                 event.remove(self._connection, name, listener)
 
-    def _begins(self, *_: Any) -> None:
-        self._unended[-1] += 1
+    def _begins(self, *event: Any) -> None:
+        self._unended[-1] += self._counts(*event)
 
-    def _ended(self, *_: Any) -> None:
-        self._unended[-1] -= 1
+    def _ended(self, *event: Any) -> None:
+        self._unended[-1] -= self._counts(*event)
+
+    @staticmethod
+    def _counts(
+        connection: Any, cursor: Any, statement: Any, parameters: Any, context: Any, many: Any
+    ) -> bool:
+        return context is None or not context.execution_options.get(_MAY_FAIL)
 
     def _deeper(self, *_: Any) -> None:
         self._unended.append(0)

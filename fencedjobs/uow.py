@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.orm import Session
 
 from fencedjobs.jobs import JoinedJobs
-from fencedjobs.leases import JoinedLeases, of_model
+from fencedjobs.row_leases import JoinedLeases, of_model
 from fencedjobs.transaction import Clock, Transaction
 
 

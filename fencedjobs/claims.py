@@ -1,0 +1,134 @@
+"""Claims and renewals: the verbs of jobs that need a transaction of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from fencedjobs import job_sql as sql
+from fencedjobs import payload as edge
+from fencedjobs.enqueue import BULK
+from fencedjobs.job_sql import WAITING
+from fencedjobs.jobs import JoinedJobs
+from fencedjobs.leases import at, make, make_many, renew
+from fencedjobs.values import JobLease, JobState, Outcome
+
+
+class Jobs(JoinedJobs):
+    """All verbs of jobs, for a transaction that is theirs alone.
+
+    Claim and renew are not offered inside the caller's: their row locks would last as long as it.
+    """
+
+    def claim_named(self, id: str, owner: str, *, ttl: float, now: float | None = None) -> JobLease | None:
+        """Claim this very job; ``None`` if it cannot be claimed now."""
+        instant = self._tx.now(now)
+        wanted = {"job_id": edge.key("id", id)} | _wanted(owner, ttl, instant)
+        rows = make(self._tx, sql.claim_named(self._jobs, instant is not None), wanted)
+        return next(iter(_leases(rows)), None)
+
+    def claim_next(
+        self,
+        owner: str,
+        *,
+        ttl: float,
+        limit: int,
+        queue: str = "default",
+        kinds: Iterable[str] | None = None,
+        now: float | None = None,
+    ) -> list[JobLease] | None:
+        """Claim up to ``limit`` jobs of a queue, promoting what is due first.
+
+        ``None``: there is something to claim, but not for this transaction: others hold the rows at
+        this moment, or so many were found dead that it is time to commit.
+        """
+        instant = self._tx.now(now)
+        wanted = {"in_queue": edge.key("queue", queue)} | _wanted(owner, ttl, instant)
+        limit = edge.whole("limit", limit, least=1)
+        if kinds is not None:
+            wanted["kinds"] = [edge.label("kinds", kind) for kind in kinds]
+        found: list[Any] = []
+        for turn in range(_TURNS):
+            promoted = self._promote(wanted, min(limit << turn, max(limit, BULK)))
+            taken = self._take(wanted, limit - len(found))
+            found += [row for row in taken if row.state == JobState.LEASED]
+            buried = sum(row.state != JobState.LEASED for row in taken)
+            if len(found) == limit or not (promoted or buried):
+                break
+            if buried:
+                make(self._tx, sql.bury_ready(self._jobs, instant is not None), wanted | {"limit": BULK})
+        if not found and (promoted or buried or self._contended(wanted)):
+            return None
+        return _leases(found)
+
+    def _promote(self, wanted: Mapping[str, Any], limit: int) -> int:
+        # One index serves both states where there are partial ones; else each state has its own range.
+        together = self._tx.capabilities.partial_indexes
+        groups = (WAITING,) if together else tuple((state,) for state in WAITING)
+        promotions = (sql.promote(self._jobs, "now" in wanted, states) for states in groups)
+        return sum(len(make(self._tx, one, {**wanted, "limit": limit})) for one in promotions)
+
+    def _take(self, wanted: Mapping[str, Any], limit: int) -> Sequence[Any]:
+        taking = sql.take(self._jobs, "now" in wanted, "kinds" in wanted)
+        return make(self._tx, taking, {**wanted, "limit": limit})
+
+    def _contended(self, wanted: Mapping[str, Any]) -> bool:
+        """Whether somebody else has locked what could be claimed: that is no empty queue."""
+        if not self._tx.capabilities.row_locks:
+            return False
+        looking = sql.claimable(self._jobs, "now" in wanted, "kinds" in wanted)
+        return self._tx.execute(looking, wanted).first() is not None
+
+    def renew(self, lease: JobLease, *, ttl: float, now: float | None = None) -> JobLease:
+        """The lease with a new end: ``ttl`` seconds from now, at most the deadline.
+
+        `LeaseLost` unless it is held and still runs: what has run out is not revived.
+        """
+        instant = self._tx.now(now)
+        until = renew(self._tx, self._jobs, lease, edge.ttl(ttl, instant), instant)
+        if until is None:
+            raise self._lost(lease)
+        return replace(lease, until=until)
+
+    def renew_many(
+        self, leases: Iterable[JobLease], *, ttl: float, now: float | None = None
+    ) -> list[JobLease | None]:
+        """Renew many leases, each under its own guard; aligned with the input, ``None`` for a lost one."""
+        leases = list(leases)
+        instant = self._tx.now(now)
+        parameters = {"ttl": edge.ttl(ttl, instant)} | at(instant)
+        rows = make_many(
+            self._tx, self._jobs, leases, sql.renew_all(self._jobs, instant is not None), parameters
+        )
+        ends = {(id, fence): until for id, fence, until in rows}
+        return [
+            replace(lease, until=ends[lease.id, lease.fence]) if (lease.id, lease.fence) in ends else None
+            for lease in leases
+        ]
+
+    def outcome(self, lease: JobLease) -> Outcome:
+        """What became of this lease, by a locking read: it waits for a COMMIT that is still under way."""
+        row = self._tx.execute(
+            sql.outcome(self._jobs, self._tx.capabilities.row_locks), {"job_id": lease.id}
+        ).first()
+        if row is None:
+            return Outcome.ENDED
+        record = sql.record(row)
+        if record.completed_by(lease):
+            return Outcome.COMPLETED
+        held = (record.owner, record.fence) == (lease.owner, lease.fence)
+        return Outcome.HELD if held else Outcome.ENDED
+
+
+_TURNS: Final = 8  # promotions in one transaction
+
+
+def _wanted(owner: str, ttl: float, now: float | None) -> dict[str, Any]:
+    return {"new_owner": edge.key("owner", owner), "ttl": edge.ttl(ttl, now)} | at(now)
+
+
+def _leases(rows: Iterable[Any]) -> list[JobLease]:
+    """The leases among the rows, in the order of the queue (RETURNING has none)."""
+    granted = [row for row in rows if row.state == JobState.LEASED]
+    return [sql.lease(row) for row in sorted(granted, key=lambda row: (-row.priority, row.seq))]

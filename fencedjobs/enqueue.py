@@ -1,0 +1,208 @@
+"""New jobs: checked at the edge, inserted where their id is not there, revived where it was purged."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Double, Insert, Select, bindparam, case, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from fencedjobs import dialects
+from fencedjobs import payload as edge
+from fencedjobs.dialects import clock
+from fencedjobs.errors import InvalidValue
+from fencedjobs.job_sql import revive
+from fencedjobs.leases import NOW, Leased, at, from_arrays, make, remembered
+from fencedjobs.transaction import Transaction
+from fencedjobs.values import JobState
+
+MAX_ATTEMPTS: Final = 20
+BULK: Final = 1000  # rows in one statement
+_MAX_COUNT: Final = 2**63 - 1
+
+
+def new_id() -> str:
+    """A UUIDv7 (RFC 9562): milliseconds first, so that new ids are neighbours in the index."""
+    head = (time.time_ns() // 1_000_000) << 80 | 0x7 << 76
+    chance = int.from_bytes(os.urandom(10), "big")
+    tail = (chance >> 62 & 0xFFF) << 64 | 0b10 << 62 | chance & (1 << 62) - 1
+    return str(uuid.UUID(int=head & (1 << 128) - 1 | tail))
+
+
+def known(item: Mapping[str, Any], number: int) -> dict[str, Any]:
+    if not isinstance(item, Mapping):
+        raise InvalidValue(f"items[{number}]", f"must be a mapping, got {type(item).__name__}")
+    for name in item:
+        if name not in _ARGUMENTS:
+            raise InvalidValue(f"items[{number}].{name}", "is not an argument of enqueue")
+    return _ARGUMENTS | dict(item)
+
+
+_ARGUMENTS: Final[dict[str, Any]] = {
+    "id": None,
+    "payload": None,
+    "kind": "",
+    "queue": "default",
+    "key": None,
+    "priority": 0,
+    "run_at": None,
+    "delay": None,
+    "deadline": None,
+    "max_attempts": MAX_ATTEMPTS,
+}
+
+
+def new_job(given: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """The checked parameters of a new row; ``at`` says which item of many it is."""
+    id, key, run_at, delay = given["id"], given["key"], given["run_at"], given["delay"]
+    if run_at is not None and delay is not None:
+        raise InvalidValue(f"{at}delay", "goes without run_at: each says when the job may start")
+    run_at = None if run_at is None else edge.instant(f"{at}run_at", run_at)
+    delay = 0.0 if delay is None else edge.duration(f"{at}delay", delay)
+    deadline = given["deadline"]
+    waits = run_at is not None or delay > 0
+    new = {
+        "id": new_id() if id is None else edge.key(f"{at}id", id),
+        "named": int(id is not None),
+        "queue": edge.key(f"{at}queue", given["queue"]),
+        "kind": edge.label(f"{at}kind", given["kind"]),
+        "key": None if key is None else edge.key(f"{at}key", key),
+        "priority": edge.whole(f"{at}priority", given["priority"], least=-(2**31)),
+        "state": (JobState.SCHEDULED if waits else JobState.READY).value,
+        "fence": 0,
+        "max_attempts": edge.whole(f"{at}max_attempts", given["max_attempts"], least=1, most=_MAX_COUNT),
+        "deadline": None if deadline is None else edge.instant(f"{at}deadline", deadline),
+        "payload": edge.encode(f"{at}payload", given["payload"]),
+        "until": run_at or 0.0,
+        "delay": delay,
+    }
+    return {f"new_{name}": value for name, value in new.items()}
+
+
+# --- enqueue --------------------------------------------------------------------------------------
+
+_NEW: Final = (
+    "id", "named", "queue", "kind", "key", "priority", "state", "fence", "max_attempts",
+    "deadline", "payload", "until", "delay", "created_at",
+)  # fmt: skip
+
+
+def _inserted(source: Mapping[str, ColumnElement[Any]], now: ColumnElement[float]) -> dict[str, Any]:
+    """What a new row is made of; a delay counts from the statement's own clock."""
+    delay = source["delay"]
+    plain = {name: source[name] for name in _NEW if name not in ("until", "delay", "created_at")}
+    until = case((delay > 0, now + delay), else_=source["until"])
+    return {**plain, "until": until, "created_at": now}
+
+
+def _new_parameters(jobs: Leased) -> dict[str, ColumnElement[Any]]:
+    types = {name: jobs.table.c[name].type for name in _NEW if name != "delay"} | {"delay": Double()}
+    return {name: bindparam(f"new_{name}", type_=type_) for name, type_ in types.items()}
+
+
+@remembered
+def _insert(jobs: Leased, given: bool) -> Insert:
+    return insert(jobs.table).values(_inserted(_new_parameters(jobs), clock(NOW, given=given)))
+
+
+@remembered
+def _insert_absent(jobs: Leased, given: bool, insert_absent: Any) -> Any:
+    values = _inserted(_new_parameters(jobs), clock(NOW, given=given))
+    return insert_absent(jobs.table, jobs.key).values(values).returning(jobs.key)
+
+
+@remembered
+def _insert_arrays(jobs: Leased, given: bool, insert_absent: Any) -> Any:
+    c = jobs.table.c
+    columns = {name: c.until if name == "delay" else c[name] for name in _NEW if name != "created_at"}
+    rows = from_arrays(**columns, place=c.seq)
+    values = _inserted(dict(rows.c.items()), clock(NOW, given=given))
+    picked = select(*values.values()).order_by(rows.c.place)
+    return insert_absent(jobs.table, jobs.key).from_select(list(values), picked).returning(jobs.key)
+
+
+@remembered
+def _states(jobs: Leased) -> Select[Any]:
+    return select(jobs.key, jobs.table.c.state).where(jobs.key.in_(bindparam("ids", expanding=True)))
+
+
+class Enqueue:
+    """Puts checked rows into the table of jobs, in the transaction it is given."""
+
+    def __init__(self, tx: Transaction, jobs: Leased, now: float | None) -> None:
+        self._tx = tx
+        self._jobs = jobs
+        self._given = now is not None
+        self._at = at(now)
+        self._absent = tx.capabilities.insert_absent
+
+    def one(self, new: dict[str, Any]) -> str | None:
+        """Insert one row; its id, or ``None`` if the id is there and not purged."""
+        id: str = new["new_id"]
+        if self._is_new(new):
+            return id
+        tombstones = make(self._tx, revive(self._jobs), {"job_id": id})
+        if not tombstones:
+            return None
+        self._tx.execute(
+            _insert(self._jobs, self._given), new | self._at | {"new_fence": tombstones[0].fence}
+        )
+        return id
+
+    def many(self, rows: list[dict[str, Any]]) -> set[str]:
+        """Insert rows of different ids; the ids of those that were not there."""
+        if self._tx.capabilities.arrays:
+            created = self._insert_arrays(rows)
+            there = self._there([row["new_id"] for row in rows if row["new_id"] not in created])
+        else:
+            there = self._there([row["new_id"] for row in rows])
+            created = self._insert_rows([row for row in rows if row["new_id"] not in there])
+        purged = [row for row in rows if there.get(row["new_id"]) == JobState.PURGED]
+        return created | self._each(purged)
+
+    def _each(self, rows: list[dict[str, Any]]) -> set[str]:
+        return {id for row in rows if (id := self.one(row)) is not None}
+
+    def _is_new(self, new: dict[str, Any]) -> bool:
+        if self._absent is not None:
+            inserting = _insert_absent(self._jobs, self._given, self._absent)
+            return bool(self._tx.execute(inserting, new | self._at).all())
+        # Read first where there is no ON CONFLICT DO NOTHING: the failed INSERT would lock the row
+        # of a running job for as long as the caller's transaction goes on.
+        if self._there([new["new_id"]]):
+            return False
+        try:
+            self._tx.execute(_insert(self._jobs, self._given), new | self._at, may_fail=True)
+        except IntegrityError as error:
+            if not dialects.is_duplicate(error):
+                raise
+            return False
+        return True
+
+    def _there(self, ids: list[str]) -> dict[str, str]:
+        if not ids:
+            return {}
+        return {row[0]: row[1] for row in self._tx.execute(_states(self._jobs), {"ids": ids})}
+
+    def _insert_arrays(self, rows: list[dict[str, Any]]) -> set[str]:
+        arrays = {name: [row[f"new_{name}"] for row in rows] for name in _NEW if name != "created_at"}
+        inserting = _insert_arrays(self._jobs, self._given, self._absent)
+        answer = self._tx.execute(inserting, {**arrays, "place": list(range(len(rows))), **self._at})
+        return {row[0] for row in answer}
+
+    def _insert_rows(self, rows: list[dict[str, Any]]) -> set[str]:
+        if not rows:
+            return set()
+        try:
+            with self._tx.connection.begin_nested():
+                self._tx.execute(_insert(self._jobs, self._given), [row | self._at for row in rows])
+        except IntegrityError as error:
+            if not dialects.is_duplicate(error):
+                raise
+            # Somebody has added one of them since we looked: one by one, each by its own answer.
+            return self._each(rows)
+        return {row["new_id"] for row in rows}
