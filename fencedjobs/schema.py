@@ -152,9 +152,9 @@ def metadata(dialect: Dialect, schema: str | None = None) -> MetaData:
 
     For a host that makes our tables in its own history and wants autogenerate to compare them.
     """
-    placed = MetaData()
+    placed = MetaData(schema=schema)
     for table in models.Base.metadata.sorted_tables:
-        copy = table.to_metadata(placed, schema=schema)
+        copy = table.to_metadata(placed)
         copy.indexes -= {index for index in copy.indexes if not models.index_fits(index, dialect)}
     return placed
 
@@ -285,7 +285,7 @@ def _move_up(connection: Connection, revision: str, schema: str | None) -> None:
 def _move_down(connection: Connection, revision: str, schema: str | None) -> None:
     for script in reversed(_chain()[_place(revision) : _present(connection, schema)]):
         script.module.downgrade(_operations(connection, schema), schema)
-        _record(connection, script.down_revision, schema)
+        _record(connection, (None, *REVISIONS)[_place(script.revision) - 1], schema)
 
 
 def _place(revision: str | None) -> int:
