@@ -1,0 +1,5 @@
+"""``python -m fencedjobs.cli``."""
+
+from fencedjobs.cli import main
+
+main()

@@ -1,0 +1,124 @@
+"""Where a run of the demo takes place, and how nothing of it stays behind."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import click
+from sqlalchemy import URL, Engine, MetaData, Table, delete, func, inspect, make_url, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from fencedjobs import schema
+from fencedjobs.cli.database import make_engine, shown
+from fencedjobs.cli.demo.stage import Stage
+from fencedjobs.cli.settings import DEFAULT_URL
+from fencedjobs.cli.trouble import reason
+from fencedjobs.errors import FencedJobsError
+from fencedjobs.models import tables
+
+_SIGNALS: Final = [
+    number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None
+]
+
+
+class _Interrupted(SystemExit):
+    """The end of the program by a signal."""
+
+
+@contextmanager
+def one_signal_ends_it() -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM or a closed terminal end the run once, and not interrupt the cleaning up."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ignore_signals()
+        raise _Interrupted(128 + number)
+
+    for number in _SIGNALS:
+        signal.signal(number, end)
+    try:
+        yield
+    except _Interrupted:
+        with suppress(OSError):  # the terminal may be gone
+            click.echo("Interrupted.", err=True)
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore_signals() -> None:
+    """From here on only cleaning up is left, and it is not interrupted."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def temporary(cleanup: ExitStack) -> tuple[Stage, Engine]:
+    """A SQLite database in a folder of its own, removed in the end."""
+    folder = Path(tempfile.gettempdir(), f"fencedjobs-demo-{secrets.token_hex(8)}")
+    cleanup.callback(shutil.rmtree, folder, ignore_errors=True)  # before it is made: no gap for Ctrl-C
+    folder.mkdir(mode=0o700)
+    url = URL.create(make_url(DEFAULT_URL).drivername, database=str(folder / "demo.db"))
+    stage = Stage(url.render_as_string(hide_password=False), "orders", "shipments")
+    engine = make_engine(url)
+    cleanup.callback(engine.dispose)
+    schema.upgrade(engine)
+    stage.shipments().create(engine)
+    return stage, engine
+
+
+def borrowed(url: URL, sql_schema: str | None, cleanup: ExitStack) -> tuple[Stage, Engine]:
+    """Somebody's database: a queue, ids and a table of this run alone, removed in the end."""
+    token = secrets.token_hex(6)
+    text = url.render_as_string(hide_password=False)
+    stage = Stage(text, f"demo-{token}", f"fencedjobs_demo_{token}", f"demo-{token}-", sql_schema)
+    engine = make_engine(url)
+    cleanup.callback(engine.dispose)
+    if not inspect(engine).has_table(stage.jobs().name, sql_schema):
+        cleanup.callback(_remove_tables, engine, stage)
+        schema.upgrade(engine, schema=sql_schema)
+    cleanup.callback(_remove_run, engine, stage)
+    stage.shipments().create(engine)
+    return stage, engine
+
+
+def _remove_run(engine: Engine, stage: Stage) -> None:
+    """Remove the shipments and the jobs of this run. Nobody else can hold a lease of these random ids."""
+    jobs = stage.jobs()
+    with _told(engine, f"the table {stage.table} and the jobs of the queue {stage.queue}"):
+        stage.shipments().drop(engine, checkfirst=True)
+        with engine.begin() as connection:
+            connection.execute(delete(jobs).where(jobs.c.queue == stage.queue))
+
+
+def _remove_tables(engine: Engine, stage: Stage) -> None:
+    """Remove the tables that this run has made, unless somebody has begun to use them."""
+    with _told(engine, f"the tables fenced_* and {schema.VERSION_TABLE}"):
+        with engine.connect() as connection:
+            used = any(
+                inspect(connection).has_table(table.name, stage.schema)
+                and connection.scalar(select(func.count()).select_from(table))
+                for table in tables(stage.schema).values()
+            )
+        if used:
+            click.echo("The tables stay: somebody else uses them by now.", err=True)
+            return
+        schema.downgrade(engine, "base", schema=stage.schema)
+        Table(schema.VERSION_TABLE, MetaData(), schema=stage.schema).drop(engine, checkfirst=True)
+
+
+@contextmanager
+def _told(engine: Engine, what: str) -> Iterator[None]:
+    """Say what stays behind if it cannot be removed, and go on cleaning up."""
+    try:
+        yield
+    except (SQLAlchemyError, FencedJobsError) as error:
+        click.echo(f"Not removed from {shown(engine.url)}: {what}: {reason(error)}", err=True)

@@ -1,0 +1,55 @@
+"""What an operator looks at and no verb gives: plain reads, no locks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Table, and_, case, func, or_, select
+
+from fencedjobs import dialects
+from fencedjobs.values import JobState
+
+_LISTED = "id queue kind state priority attempts max_attempts fence owner until created_at".split()
+
+
+def now(connection: Connection) -> float:
+    """The clock that the leases of this database run by."""
+    if not dialects.capabilities(connection.dialect).sql_clock:
+        return dialects.process_clock()
+    return float(connection.scalar(select(dialects.statement_now())) or 0.0)
+
+
+def latest(
+    connection: Connection, jobs: Table, *, queue: str | None, state: str | None, limit: int
+) -> Sequence[Any]:
+    """Jobs, the newest first."""
+    c = jobs.c
+    query = select(*(c[name] for name in _LISTED)).order_by(c.seq.desc()).limit(limit)
+    query = query.where(c.state == state if state else c.state != JobState.PURGED)
+    return connection.execute(query.where(c.queue == queue) if queue else query).all()
+
+
+def oldest_waiting(connection: Connection, jobs: Table, instant: float) -> dict[str, Any]:
+    """For each queue the job that has waited longest of those that could be claimed at ``instant``.
+
+    A ready job waits since it was enqueued, a scheduled one since it was due, a leased one since its
+    lease ran out.
+    """
+    c = jobs.c
+    since = case((c.state == JobState.READY, c.created_at), else_=c.until).label("since")
+    due = and_(c.state.in_([JobState.SCHEDULED, JobState.LEASED]), c.until <= instant)
+    place = func.row_number().over(partition_by=c.queue, order_by=(since, c.seq)).label("place")
+    waiting = (
+        select(c.queue, c.id, c.state, since, place).where(or_(c.state == JobState.READY, due)).subquery()
+    )
+    return {row.queue: row for row in connection.execute(select(waiting).where(waiting.c.place == 1))}
+
+
+def ending_leases(connection: Connection, jobs: Table, limit: int) -> Sequence[Any]:
+    """The leases that run out soonest, those that already have first."""
+    c = jobs.c
+    query = select(c.id, c.queue, c.owner, c.fence, c.attempts, c.until)
+    return connection.execute(
+        query.where(c.state == JobState.LEASED).order_by(c.until, c.seq).limit(limit)
+    ).all()

@@ -1,0 +1,80 @@
+"""``status``: how many jobs wait, run, are done or need a person, and what is about to happen."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from fencedjobs.cli import reads
+from fencedjobs.cli.database import looking, open_engine
+from fencedjobs.cli.output import console, emit, exact, span, table
+from fencedjobs.cli.settings import Settings, common, pass_settings
+from fencedjobs.models import Job, tables
+from fencedjobs.store import Store
+from fencedjobs.values import JobState
+
+STATES: Final = [str(state) for state in JobState if state is not JobState.PURGED]
+_LEASE: Final = ("id", "queue", "owner", "fence", "attempt")
+
+
+@click.command()
+@click.option("--leases", type=click.IntRange(0, 1000), default=5, show_default=True,
+              help="How many of the leases that run out soonest.")  # fmt: skip
+@common
+@pass_settings
+def status(settings: Settings, leases: int) -> None:
+    """Counts per queue, the oldest waiting, the next leases to end."""
+    engine = open_engine(settings)
+    jobs = tables(settings.schema)[Job.__tablename__]
+    counts = Store(engine, schema=settings.schema).counts()
+    with looking(engine, settings) as connection:
+        now = reads.now(connection)
+        oldest = reads.oldest_waiting(connection, jobs, now)
+        ending = reads.ending_leases(connection, jobs, leases)
+    facts = {
+        "now": exact(now),
+        "queues": [_queue(name, counts[name], oldest.get(name), now) for name in sorted(counts)],
+        "leases": [_lease(row, now) for row in ending],
+    }
+    emit(settings, facts, lambda: _print(facts))
+
+
+def _queue(name: str, counts: Any, oldest: Any, now: float) -> dict[str, Any]:
+    waiting = oldest and {
+        "id": oldest.id, "state": oldest.state, "since": exact(oldest.since), "seconds": now - oldest.since,
+    }  # fmt: skip
+    return {
+        "queue": name,
+        "counts": {state: counts.get(JobState(state), 0) for state in STATES},
+        "oldest_waiting": waiting or None,
+    }
+
+
+def _lease(row: Any, now: float) -> dict[str, Any]:
+    return {
+        "id": row.id, "queue": row.queue, "owner": row.owner, "fence": row.fence, "attempt": row.attempts,
+        "until": exact(row.until), "seconds": row.until - now,
+    }  # fmt: skip
+
+
+def _print(facts: dict[str, Any]) -> None:
+    out = console()
+    if not facts["queues"]:
+        out.print("No jobs.")
+        return
+    rows = [[q["queue"], *q["counts"].values(), _waiting(q["oldest_waiting"])] for q in facts["queues"]]
+    out.print(table(["queue", *STATES, "oldest waiting"], rows, right=STATES))
+    if facts["leases"]:
+        out.print("Leases running out soonest:")
+        ends = [[*(lease[name] for name in _LEASE), _end(lease)] for lease in facts["leases"]]
+        out.print(table(["job", *_LEASE[1:], "runs out"], ends, right=["fence", "attempt"]))
+
+
+def _waiting(oldest: dict[str, Any] | None) -> str:
+    return f"{oldest['id']}, for {span(oldest['seconds'])}" if oldest else "-"
+
+
+def _end(lease: dict[str, Any]) -> str:
+    left = lease["seconds"]
+    return f"in {span(left)}" if left > 0 else f"ran out {span(left)} ago, free to claim"
