@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from sqlalchemy import (
+    Column,
     Dialect,
     Index,
     Integer,
@@ -30,7 +31,13 @@ from fencedjobs.errors import UnfencedWrite
 _INNODB = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}  # the engine with transactions
 
 
-class LeaseMixin:
+class Fenced:
+    """A mapped class with columns that only the verbs write."""
+
+    __fenced__: ClassVar[frozenset[str]] = frozenset()
+
+
+class LeaseMixin(Fenced):
     """The three columns that make rows of any mapped table leasable.
 
     ``owner`` holds the lease while ``now < until``; ``fence`` counts the leases ever given and only
@@ -87,31 +94,107 @@ class Job(LeaseMixin, Base):
     __mapper_args__ = {"primary_key": [id]}  # noqa: RUF012 - SQLAlchemy's own declaration
 
 
-def _index_jobs(jobs: Table) -> None:
-    """Ready rows wait in the order in which they are taken, scheduled and leased rows for an instant.
+class Lock(LeaseMixin, Base):
+    """A named lease without anything else: a singleton, a leader, a lane."""
 
-    Finished rows are in neither index, where there are partial indexes; where there are none, the
-    state is a column of the index. (A single index over everything open made each claim pay for
-    every scheduled job.)
+    __tablename__ = "fenced_locks"
+    __table_args__ = (PrimaryKeyConstraint("name", name="pk_fenced_locks"), _INNODB)
+
+    name: Mapped[str] = mapped_column(Key(300))  # a lane of 255 characters, and what marks it as one
+
+
+class OutboxEvent(Fenced, Base):
+    """One event. It is read in the order of ``seq``, and sent under its ``id``."""
+
+    __tablename__ = "fenced_outbox"
+    __table_args__ = (
+        PrimaryKeyConstraint("seq", name="pk_fenced_outbox"),
+        UniqueConstraint("id", name="uq_fenced_outbox_id"),
+        {"sqlite_autoincrement": True, **_INNODB},
+    )
+    __fenced__ = frozenset(
+        """seq id lane topic payload headers digest state fence attempts created_at sent_at last_error
+        reason requeues""".split()
+    )
+
+    seq: Mapped[int] = mapped_column(Counter, autoincrement=True)
+    id: Mapped[str] = mapped_column(Key())
+    lane: Mapped[str] = mapped_column(Key())
+    topic: Mapped[str] = mapped_column(Key())
+    payload: Mapped[str] = mapped_column(LongText())
+    headers: Mapped[str | None] = mapped_column(LongText())
+    digest: Mapped[str] = mapped_column(Key(64))
+    state: Mapped[str] = mapped_column(Key(16), server_default=text("'pending'"))
+    fence: Mapped[int] = mapped_column(Counter, server_default=text("0"))
+    attempts: Mapped[int] = mapped_column(Counter, server_default=text("0"))
+    created_at: Mapped[float] = mapped_column(Instant())
+    sent_at: Mapped[float | None] = mapped_column(Instant())
+    last_error: Mapped[str | None] = mapped_column(LongText())
+    reason: Mapped[str | None] = mapped_column(LongText())
+    requeues: Mapped[str | None] = mapped_column(LongText())
+
+
+class InboxMessage(Fenced, Base):
+    """One message that was accepted, and how often it came again."""
+
+    __tablename__ = "fenced_inbox"
+    __table_args__ = (PrimaryKeyConstraint("source", "id", name="pk_fenced_inbox"), _INNODB)
+    __fenced__ = frozenset("source id digest fence received_at duplicates conflicts".split())
+
+    source: Mapped[str] = mapped_column(Key())
+    id: Mapped[str] = mapped_column(Key())
+    digest: Mapped[str] = mapped_column(Key(64))
+    fence: Mapped[int | None] = mapped_column(Counter)
+    received_at: Mapped[float] = mapped_column(Instant())
+    duplicates: Mapped[int] = mapped_column(Counter, server_default=text("0"))
+    conflicts: Mapped[int] = mapped_column(Counter, server_default=text("0"))
+
+
+class Guard(Fenced, Base):
+    """The highest fence that a resource has seen."""
+
+    __tablename__ = "fenced_guards"
+    __table_args__ = (PrimaryKeyConstraint("resource", name="pk_fenced_guards"), _INNODB)
+    __fenced__ = frozenset("resource fence updated_at".split())
+
+    resource: Mapped[str] = mapped_column(Key())
+    fence: Mapped[int] = mapped_column(Counter)
+    updated_at: Mapped[float] = mapped_column(Instant())
+
+
+# --- indexes --------------------------------------------------------------------------------------
+
+
+def _index(table: Table, name: str, by: Column[Any], *columns: Any, states: str) -> None:
+    """An index over the rows in these states: a partial one, or one with the state as a column."""
+    where: Any = {"postgresql_where": text(states), "sqlite_where": text(states)}
+    Index(f"ix_{table.name}_{name}", by, *columns, **where)
+    Index(f"ix_{table.name}_state_{name}", by, table.c.state, *columns)
+
+
+def _index_tables(jobs: Any, outbox: Any, inbox: Any) -> None:
+    """Rows that wait are in an index, in the order in which they are taken; finished rows are in none.
+
+    (A single index over everything open made each claim pay for every scheduled job.)
     """
     c = jobs.c
-    for name, columns, states in (
-        ("ready", (c.priority.desc(), c.seq), "state = 'ready'"),
-        ("waiting", (c.until,), "state IN ('scheduled', 'leased')"),
-    ):
-        where: Any = {"postgresql_where": text(states), "sqlite_where": text(states)}
-        Index(f"ix_fenced_jobs_{name}", c.queue, *columns, **where)
-        Index(f"ix_fenced_jobs_state_{name}", c.queue, c.state, *columns)
-    _choose_indexes(jobs)
+    _index(jobs, "ready", c.queue, c.priority.desc(), c.seq, states="state = 'ready'")
+    _index(jobs, "waiting", c.queue, c.until, states="state IN ('scheduled', 'leased')")
+    _index(outbox, "pending", outbox.c.lane, outbox.c.seq, states="state = 'pending'")
+    Index("ix_fenced_inbox_received", inbox.c.received_at)
+    for table in (jobs, outbox, inbox):
+        _choose_indexes(table)
 
 
 def index_fits(index: Index, dialect: Dialect) -> bool:
-    """Whether this dialect's database gets the index; it gets one of each pair."""
+    """Whether this dialect's database gets the index; of a pair it gets one."""
+    if "state" not in index.table.c:  # type: ignore[union-attr]
+        return True
     return ("_state_" not in str(index.name)) is capabilities(dialect).partial_indexes
 
 
-def _choose_indexes(jobs: Table) -> None:
-    for index in jobs.indexes:
+def _choose_indexes(table: Table) -> None:
+    for index in table.indexes:
         index.ddl_if(callable_=_fits)
 
 
@@ -119,16 +202,7 @@ def _fits(ddl: Any, target: Any, *_: Any, dialect: Dialect, **__: Any) -> bool:
     return index_fits(target, dialect)
 
 
-_index_jobs(Job.__table__)  # type: ignore[arg-type]
-
-
-class Lock(LeaseMixin, Base):
-    """A named lease without anything else: a singleton, a leader, a lane."""
-
-    __tablename__ = "fenced_locks"
-    __table_args__ = (PrimaryKeyConstraint("name", name="pk_fenced_locks"), _INNODB)
-
-    name: Mapped[str] = mapped_column(Key())
+_index_tables(Job.__table__, OutboxEvent.__table__, InboxMessage.__table__)
 
 
 @cache
@@ -138,7 +212,8 @@ def tables(schema: str | None) -> dict[str, Table]:
         return dict(Base.metadata.tables)
     placed = MetaData()
     copies = {t.name: t.to_metadata(placed, schema=schema) for t in Base.metadata.sorted_tables}
-    _choose_indexes(copies[Job.__tablename__])  # a copied index has forgotten its condition
+    for copy in copies.values():
+        _choose_indexes(copy)  # a copied index has forgotten its condition
     return copies
 
 
@@ -152,8 +227,8 @@ def _refuse_leased_insert(mapper: Mapper[Any], connection: Any, target: LeaseMix
             raise UnfencedWrite(f"{_named(mapper)} cannot be inserted with {name}={getattr(target, name)!r}")
 
 
-@event.listens_for(LeaseMixin, "before_update", propagate=True)
-def _refuse_fenced_update(mapper: Mapper[Any], connection: Any, target: LeaseMixin) -> None:
+@event.listens_for(Fenced, "before_update", propagate=True)
+def _refuse_fenced_update(mapper: Mapper[Any], connection: Any, target: Fenced) -> None:
     state = inspect(target)
     for name in sorted(target.__fenced__):
         if name in state.attrs and state.attrs[name].history.has_changes():
@@ -162,8 +237,8 @@ def _refuse_fenced_update(mapper: Mapper[Any], connection: Any, target: LeaseMix
             )
 
 
-@event.listens_for(LeaseMixin, "before_delete", propagate=True)
-def _refuse_delete(mapper: Mapper[Any], connection: Any, target: LeaseMixin) -> None:
+@event.listens_for(Fenced, "before_delete", propagate=True)
+def _refuse_delete(mapper: Mapper[Any], connection: Any, target: Fenced) -> None:
     raise UnfencedWrite(f"{_named(mapper)} was deleted through the ORM; its fence would start again at 0")
 
 
@@ -176,7 +251,7 @@ def _refuse_bulk(state: ORMExecuteState) -> None:
     if not (state.is_update or state.is_delete) or state.bind_mapper is None:
         return
     model = state.bind_mapper.class_
-    if not issubclass(model, LeaseMixin):
+    if not issubclass(model, Fenced):
         return
     if state.is_delete:
         raise UnfencedWrite(f"delete({model.__name__}) would let its fences start again at 0")

@@ -1,4 +1,4 @@
-"""jobs and locks
+"""jobs, locks, outbox, inbox and guards
 
 Frozen: nothing here follows today's models. Each statement may be run again, because a database without
 transactional DDL keeps what an interrupted upgrade has done.
@@ -22,12 +22,12 @@ _INNODB = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}  # the engine w
 
 
 def upgrade(op: Any = current_operations, schema: str | None = None) -> None:
-    for create in (_create_jobs, _create_locks):
+    for create in (_create_jobs, _create_locks, _create_outbox, _create_inbox, _create_guards):
         create(op, schema)
 
 
 def downgrade(op: Any = current_operations, schema: str | None = None) -> None:
-    for table in ("fenced_locks", "fenced_jobs"):
+    for table in ("fenced_guards", "fenced_inbox", "fenced_outbox", "fenced_locks", "fenced_jobs"):
         op.drop_table(table, schema=schema, if_exists=True)
 
 
@@ -71,9 +71,68 @@ def _create_jobs(op: Any, schema: str | None) -> None:
 def _create_locks(op: Any, schema: str | None) -> None:
     op.create_table(
         "fenced_locks",
-        sa.Column("name", Key(), nullable=False),
+        sa.Column("name", Key(300), nullable=False),
         *_lease(),
         sa.PrimaryKeyConstraint("name", name="pk_fenced_locks"),
+        schema=schema,
+        if_not_exists=True,
+        **_INNODB,
+    )
+
+
+def _create_outbox(op: Any, schema: str | None) -> None:
+    op.create_table(
+        "fenced_outbox",
+        sa.Column("seq", Counter, autoincrement=True, nullable=False),
+        sa.Column("id", Key(), nullable=False),
+        sa.Column("lane", Key(), nullable=False),
+        sa.Column("topic", Key(), nullable=False),
+        sa.Column("payload", LongText(), nullable=False),
+        sa.Column("headers", LongText()),
+        sa.Column("digest", Key(64), nullable=False),
+        sa.Column("state", Key(16), server_default=sa.text("'pending'"), nullable=False),
+        sa.Column("fence", Counter, server_default=sa.text("0"), nullable=False),
+        sa.Column("attempts", Counter, server_default=sa.text("0"), nullable=False),
+        sa.Column("created_at", Instant(), nullable=False),
+        sa.Column("sent_at", Instant()),
+        sa.Column("last_error", LongText()),
+        sa.Column("reason", LongText()),
+        sa.Column("requeues", LongText()),
+        sa.PrimaryKeyConstraint("seq", name="pk_fenced_outbox"),
+        sa.UniqueConstraint("id", name="uq_fenced_outbox_id"),
+        schema=schema,
+        if_not_exists=True,
+        sqlite_autoincrement=True,
+        **_INNODB,
+    )
+    _index_open_rows(op, schema, "fenced_outbox", "pending", ["lane"], ["seq"], "state = 'pending'")
+
+
+def _create_inbox(op: Any, schema: str | None) -> None:
+    op.create_table(
+        "fenced_inbox",
+        sa.Column("source", Key(), nullable=False),
+        sa.Column("id", Key(), nullable=False),
+        sa.Column("digest", Key(64), nullable=False),
+        sa.Column("fence", Counter),
+        sa.Column("received_at", Instant(), nullable=False),
+        sa.Column("duplicates", Counter, server_default=sa.text("0"), nullable=False),
+        sa.Column("conflicts", Counter, server_default=sa.text("0"), nullable=False),
+        sa.PrimaryKeyConstraint("source", "id", name="pk_fenced_inbox"),
+        schema=schema,
+        if_not_exists=True,
+        **_INNODB,
+    )
+    _create_index(op, schema, "fenced_inbox", "ix_fenced_inbox_received", ["received_at"])
+
+
+def _create_guards(op: Any, schema: str | None) -> None:
+    op.create_table(
+        "fenced_guards",
+        sa.Column("resource", Key(), nullable=False),
+        sa.Column("fence", Counter, nullable=False),
+        sa.Column("updated_at", Instant(), nullable=False),
+        sa.PrimaryKeyConstraint("resource", name="pk_fenced_guards"),
         schema=schema,
         if_not_exists=True,
         **_INNODB,
