@@ -305,6 +305,7 @@ def commit(connection: Connection, *, patience: Callable[[], bool]) -> None:
             except OperationalError as error:
                 if not (is_transient(error) and patience()):
                     raise
+        _leave_one_open(connection)
     connection.commit()
 
 
@@ -315,7 +316,14 @@ def rollback(connection: Connection) -> None:
             driver = connection.connection.driver_connection
             if _in_transaction(driver):
                 connection.exec_driver_sql("ROLLBACK")
+            _leave_one_open(connection)
         connection.rollback()
+
+
+def _leave_one_open(connection: Connection) -> None:
+    """The driver's ``autocommit=False`` mode wants to end a transaction itself, and fails without one."""
+    if _sqlite_autocommit(connection.connection.driver_connection) is False:
+        connection.exec_driver_sql("BEGIN")
 
 
 def _in_transaction(driver: Any) -> bool:
