@@ -242,19 +242,25 @@ def _in_steps(tx: Transaction, transition: Transition, parameters: Mapping[str, 
     seen = tx.execute(lock, parameters).all()
     if not seen:
         return []
-    count = 1 + len(_version(transition.leased)[1:])
-    rows = {"rows": [row[0] for row in seen], "versions": [tuple(row[:count]) for row in seen]}
-    changed = tx.execute(write, {**parameters, **rows}).rowcount
+    these = {"rows": [row[0] for row in seen], "versions": [tuple(row[:2]) for row in seen]}
+    if transition.leased.state is not None:
+        these["states"] = sorted({row[2] for row in seen})
+    changed = tx.execute(write, {**parameters, **these}).rowcount
     if changed != len(seen):
         raise TransactionLost(f"{len(seen)} rows were locked, but {changed} changed: is this a transaction?")
-    return seen if transition.values is None else tx.execute(read, rows).all()
+    return seen if transition.values is None else tx.execute(read, these).all()
 
 
 @remembered
 def _steps(transition: Transition) -> tuple[Select[Any], Update | Delete, Select[Any]]:
     leased, version = transition.leased, _version(transition.leased)
     these = leased.row.in_(bindparam("rows", expanding=True))
-    unchanged = and_(these, tuple_(*version).in_(bindparam("versions", expanding=True)))
+    # The state is compared by itself: with a text in the tuples MariaDB compares each row with each tuple.
+    unchanged = and_(
+        these,
+        tuple_(*version[:2]).in_(bindparam("versions", expanding=True)),
+        *(state.in_(bindparam("states", expanding=True)) for state in version[2:]),
+    )
     columns = transition.returning if transition.values is None else ()
     lock = _picked([*version, *columns], transition, row_locks=True)
     # A plain read could still show what was there before the UPDATE's own snapshot.
