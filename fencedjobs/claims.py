@@ -50,7 +50,7 @@ class Jobs(JoinedJobs):
             wanted["kinds"] = [edge.label("kinds", kind) for kind in kinds]
         found: list[Any] = []
         for turn in range(_TURNS):
-            promoted = self._promote(wanted, min(limit << turn, max(limit, BULK)))
+            promoted = self._promote(wanted, min(limit << 2 * turn, max(limit, BULK)))
             taken = self._take(wanted, limit - len(found))
             found += [row for row in taken if row.state == JobState.LEASED]
             buried = sum(row.state != JobState.LEASED for row in taken)
