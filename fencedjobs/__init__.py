@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from fencedjobs.errors import (
     FencedJobsError,
+    InboxConflict,
     InvalidValue,
     LeaseLost,
+    NotAcknowledged,
+    OutboxConflict,
     OutcomeUnknown,
     SchemaMismatch,
     TransactionLost,
@@ -19,7 +22,7 @@ from fencedjobs.models import LeaseMixin
 from fencedjobs.retry import Retry
 from fencedjobs.store import Store
 from fencedjobs.uow import UnitOfWork
-from fencedjobs.values import JobLease, JobRecord, JobState, Lease, Outcome
+from fencedjobs.values import Event, JobLease, JobRecord, JobState, Lease, Outcome
 
 if TYPE_CHECKING:
     from fencedjobs.aio import AsyncStore, AsyncUnitOfWork
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncStore",
     "AsyncUnitOfWork",
+    "Event",
     "FencedJobsError",
+    "InboxConflict",
     "InvalidValue",
     "JobLease",
     "JobRecord",
@@ -35,6 +40,8 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LeaseMixin",
+    "NotAcknowledged",
+    "OutboxConflict",
     "Outcome",
     "OutcomeUnknown",
     "Retry",

@@ -17,10 +17,14 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from fencedjobs.errors import InvalidValue
+from fencedjobs.facets import StoreGuards, StoreInbox, StoreLeases, StoreOutbox
+from fencedjobs.guards import JoinedGuards
+from fencedjobs.inbox import JoinedInbox
 from fencedjobs.jobs import JoinedJobs
+from fencedjobs.outbox import JoinedOutbox
 from fencedjobs.own import Transactions
 from fencedjobs.row_leases import JoinedLeases
-from fencedjobs.store import Store, StoreLeases
+from fencedjobs.store import Store
 from fencedjobs.transaction import Clock
 from fencedjobs.uow import UnitOfWork
 from fencedjobs.values import JobLease
@@ -83,6 +87,43 @@ class AsyncJobs:
     counts = _joined(JoinedJobs.counts)
 
 
+class AsyncOutbox:
+    """The outbox in the caller's transaction, to be awaited; see `JoinedOutbox`."""
+
+    def __init__(self, verbs: Callable[[], JoinedOutbox]) -> None:
+        self._verbs = verbs
+
+    add = _joined(JoinedOutbox.add)
+    pending = _joined(JoinedOutbox.pending)
+    quarantine = _joined(JoinedOutbox.quarantine)
+    requeue = _joined(JoinedOutbox.requeue)
+    get = _joined(JoinedOutbox.get)
+    stats = _joined(JoinedOutbox.stats)
+    purge = _joined(JoinedOutbox.purge)
+
+
+class AsyncInbox:
+    """The inbox in the caller's transaction, to be awaited; see `JoinedInbox`."""
+
+    def __init__(self, verbs: Callable[[], JoinedInbox]) -> None:
+        self._verbs = verbs
+
+    accept = _joined(JoinedInbox.accept)
+    record_conflict = _joined(JoinedInbox.record_conflict)
+    stats = _joined(JoinedInbox.stats)
+    purge = _joined(JoinedInbox.purge)
+
+
+class AsyncGuards:
+    """The guards in the caller's transaction, to be awaited; see `JoinedGuards`."""
+
+    def __init__(self, verbs: Callable[[], JoinedGuards]) -> None:
+        self._verbs = verbs
+
+    admit = _joined(JoinedGuards.admit)
+    highest = _joined(JoinedGuards.highest)
+
+
 class AsyncJoinedLeases:
     """Leases on a host's table in the caller's transaction, to be awaited; see `JoinedLeases`."""
 
@@ -104,6 +145,9 @@ class AsyncUnitOfWork:
         self.session = session
         self._join = functools.partial(UnitOfWork, session.sync_session, schema=schema, clock=clock)
         self.jobs = AsyncJobs(lambda: self._join().jobs)
+        self.outbox = AsyncOutbox(lambda: self._join().outbox)
+        self.inbox = AsyncInbox(lambda: self._join().inbox)
+        self.guards = AsyncGuards(lambda: self._join().guards)
 
     def leases(self, model: type[Any], open: ColumnElement[bool] | None = None) -> AsyncJoinedLeases:
         """The leases of a mapped class of the host with `LeaseMixin`; see `UnitOfWork.leases`."""
@@ -122,6 +166,43 @@ class AsyncStoreLeases:
     check = _awaited(StoreLeases.check)
     get = _awaited(StoreLeases.get)
     settle = _awaited(StoreLeases.settle)
+
+
+class AsyncStoreOutbox:
+    """The outbox, each verb in a short transaction of its own; see `StoreOutbox`."""
+
+    def __init__(self, sync: StoreOutbox) -> None:
+        self._sync = sync
+
+    add = _awaited(StoreOutbox.add)
+    pending = _awaited(StoreOutbox.pending)
+    quarantine = _awaited(StoreOutbox.quarantine)
+    requeue = _awaited(StoreOutbox.requeue)
+    get = _awaited(StoreOutbox.get)
+    stats = _awaited(StoreOutbox.stats)
+    purge = _awaited(StoreOutbox.purge)
+
+
+class AsyncStoreInbox:
+    """The inbox, each verb in a short transaction of its own; see `StoreInbox`."""
+
+    def __init__(self, sync: StoreInbox) -> None:
+        self._sync = sync
+
+    accept = _awaited(StoreInbox.accept)
+    record_conflict = _awaited(StoreInbox.record_conflict)
+    stats = _awaited(StoreInbox.stats)
+    purge = _awaited(StoreInbox.purge)
+
+
+class AsyncStoreGuards:
+    """The guards, each verb in a short transaction of its own; see `StoreGuards`."""
+
+    def __init__(self, sync: StoreGuards) -> None:
+        self._sync = sync
+
+    admit = _awaited(StoreGuards.admit)
+    highest = _awaited(StoreGuards.highest)
 
 
 class AsyncStore:
@@ -144,6 +225,14 @@ class AsyncStore:
         self._schema = schema
         self._clock = clock
         self.locks = AsyncStoreLeases(self._sync.locks)
+        self.outbox = AsyncStoreOutbox(self._sync.outbox)
+        self.inbox = AsyncStoreInbox(self._sync.inbox)
+        self.guards = AsyncStoreGuards(self._sync.guards)
+
+    @property
+    def sync_store(self) -> Store:
+        """The sync core, to be used inside ``greenlet_spawn`` only."""
+        return self._sync
 
     @property
     def owner(self) -> str:

@@ -7,14 +7,26 @@ and ends, what an error means for the transaction it broke.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Connection, Dialect, Double, Integer, String, Table, Text, func, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Dialect,
+    Double,
+    Integer,
+    String,
+    Table,
+    Text,
+    func,
+    select,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import ColumnElement, FunctionElement
@@ -113,6 +125,9 @@ def _mysql_now(element: statement_now, compiler: Any, **_: Any) -> str:
 # --- capabilities ---------------------------------------------------------------------------------
 
 
+Changes = Callable[[Any], dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a database can do, as far as the verbs care."""
@@ -121,6 +136,8 @@ class Capabilities:
     row_locks: bool  #: SELECT … FOR UPDATE SKIP LOCKED
     insert_absent: Callable[[Table, ColumnElement[Any]], Any] | None
     """Makes an INSERT … ON CONFLICT (key) DO NOTHING, whose RETURNING tells what was new."""
+    upsert: Callable[[Table, Sequence[Column[Any]], Changes], Any]
+    """Makes an INSERT that, where the key is there, changes that row as told of the proposed one."""
     partial_indexes: bool  #: CREATE INDEX … WHERE
     arrays: bool  #: many rows as array parameters of one statement
     sql_clock: bool  #: a statement clock in SQL; else the process has it
@@ -136,11 +153,27 @@ def _sqlite_insert(table: Table, key: ColumnElement[Any]) -> Any:
     return sqlite.insert(table).on_conflict_do_nothing(index_elements=[key])
 
 
+def _postgresql_upsert(table: Table, key: Sequence[Column[Any]], changes: Changes) -> Any:
+    inserting = postgresql.insert(table)
+    return inserting.on_conflict_do_update(index_elements=key, set_=changes(inserting.excluded))
+
+
+def _sqlite_upsert(table: Table, key: Sequence[Column[Any]], changes: Changes) -> Any:
+    inserting = sqlite.insert(table)
+    return inserting.on_conflict_do_update(index_elements=key, set_=changes(inserting.excluded))
+
+
+def _mysql_upsert(table: Table, key: Sequence[Column[Any]], changes: Changes) -> Any:
+    inserting = mysql.insert(table)
+    return inserting.on_duplicate_key_update(**changes(inserting.inserted))
+
+
 _KNOWN: Final = {
     "postgresql": Capabilities(
         update_returning=True,
         row_locks=True,
         insert_absent=_postgresql_insert,
+        upsert=_postgresql_upsert,
         partial_indexes=True,
         arrays=True,
         sql_clock=True,
@@ -151,6 +184,7 @@ _KNOWN: Final = {
         update_returning=False,
         row_locks=True,
         insert_absent=None,
+        upsert=_mysql_upsert,
         partial_indexes=False,
         arrays=False,
         sql_clock=True,
@@ -161,6 +195,7 @@ _KNOWN: Final = {
         update_returning=True,
         row_locks=False,
         insert_absent=_sqlite_insert,
+        upsert=_sqlite_upsert,
         partial_indexes=True,
         arrays=False,
         sql_clock=False,

@@ -73,6 +73,37 @@ class OutcomeUnknown(FencedJobsError):
         self.subject = subject
 
 
+class OutboxConflict(FencedJobsError):
+    """An event with this id is in the outbox already, and has another topic, lane or payload."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"outbox event {id!r} exists with another topic, lane or payload")
+        self.id = id
+
+
+class InboxConflict(FencedJobsError):
+    """A message with this id was accepted before, and had another payload. Nothing was changed.
+
+    Roll the transaction back. Where the transaction is the caller's, ``inbox.record_conflict(error)``
+    counts it afterwards; the store's own verbs do so themselves.
+    """
+
+    def __init__(self, id: str, source: str) -> None:
+        told = f" from {source!r}" if source else ""
+        super().__init__(f"message {id!r}{told} was accepted before with another payload")
+        self.id = id
+        self.source = source
+
+
+class NotAcknowledged(FencedJobsError):
+    """The receiver's answer was not the exact ``True`` that acknowledges an event; it stays pending."""
+
+    def __init__(self, id: str, answer: Any) -> None:
+        super().__init__(f"event {id!r} was not acknowledged: {answer!r}")
+        self.id = id
+        self.answer = answer
+
+
 class UnfencedWrite(FencedJobsError):
     """The ORM was about to write columns that only the verbs may write, without a guard."""
 

@@ -21,13 +21,6 @@ from fencedjobs.values import JobError, JobLease, JobRecord, JobState, Requeue
 _KEPT: Final[Any] = object()
 
 
-def _said(field: str, text: Any) -> str:
-    """A reason in words: any text but none, made storable."""
-    if not isinstance(text, str) or not text:
-        raise InvalidValue(field, f"must be a text that says why, got {text!r}")
-    return edge.sanitised(text)
-
-
 def _waiting(delay: float, refund: int) -> dict[str, Any]:
     return {"refund": refund} | ({"delay": delay} if delay > 0 else {})
 
@@ -204,7 +197,7 @@ class JoinedJobs:
 
     def quarantine(self, id: str, reason: str, *, now: float | None = None) -> bool:
         """Set a job aside, also from under a running lease; whether it was waiting or running."""
-        return self._aside(id, JobState.QUARANTINED, OPEN, _said("reason", reason), now)
+        return self._aside(id, JobState.QUARANTINED, OPEN, edge.reason("reason", reason), now)
 
     def _aside(
         self, id: str, state: JobState, sources: tuple[JobState, ...], reason: str, now: float | None
@@ -227,7 +220,7 @@ class JoinedJobs:
         parameters = {"job_id": edge.key("id", id)}
         if mended := payload is not _KEPT:
             parameters["mended"] = edge.encode("payload", payload)
-        by, reason = edge.key("by", by), _said("reason", reason)
+        by, reason = edge.key("by", by), edge.reason("reason", reason)
         instant, tx, jobs = self._tx.now(now), self._tx, self._jobs
         reading = sql.requeueable(jobs, instant is not None, tx.capabilities.row_locks)
         row = tx.execute(reading, {"job_id": id} | at(instant)).first()

@@ -7,6 +7,7 @@ with the place where it stands.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -38,6 +39,21 @@ def encode(field: str, value: Any, *, limit: int = MAX_BYTES) -> str:
 def decode(text: str | None) -> Any:
     """The value of a stored JSON text; ``None`` for none."""
     return None if text is None else json.loads(text)
+
+
+def digest(*parts: Any) -> str:
+    """A fingerprint of JSON values that does not depend on the order of keys (SHA-256, in hex)."""
+    canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def headers(field: str, value: Any) -> str | None:
+    """The JSON text of a mapping of strings to strings, ``None`` for none."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise InvalidValue(field, f"must be a dict of strings to strings, got {value!r}")
+    return encode(field, value)
 
 
 def key(field: str, value: Any) -> str:
@@ -101,6 +117,13 @@ def ttl(value: Any, now: float | None = None) -> float:
     if now is not None and not now < now + number < math.inf:
         raise InvalidValue("ttl", f"{value!r} after now={now!r} is no later finite instant")
     return number
+
+
+def reason(field: str, value: Any) -> str:
+    """A reason in words: any text but none, made storable."""
+    if not isinstance(value, str) or not value:
+        raise InvalidValue(field, f"must be a text that says why, got {value!r}")
+    return sanitised(value)
 
 
 def sanitised(text: str, limit: int = MAX_TEXT) -> str:

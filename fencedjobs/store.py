@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -17,15 +17,15 @@ from sqlalchemy.orm import Session, sessionmaker
 from fencedjobs import dialects, schema
 from fencedjobs import payload as edge
 from fencedjobs.claims import Jobs
-from fencedjobs.errors import InvalidValue, UnsupportedDatabase
+from fencedjobs.errors import InboxConflict, InvalidValue, UnsupportedDatabase
+from fencedjobs.facets import StoreGuards, StoreInbox, StoreLeases, StoreLocks, StoreOutbox, own
 from fencedjobs.jobs import JoinedJobs
-from fencedjobs.locks import Locks
 from fencedjobs.models import refuse_bulk_writes
 from fencedjobs.own import Transactions, answered
-from fencedjobs.row_leases import JoinedLeases, Leases, of_model
+from fencedjobs.row_leases import Leases, of_model
 from fencedjobs.transaction import Clock, Token, Transaction, saw_begin
 from fencedjobs.uow import UnitOfWork
-from fencedjobs.values import JobLease, Lease, LeaseRecord
+from fencedjobs.values import JobLease, Lease
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,21 +34,8 @@ L = TypeVar("L", bound=Lease)
 _CLAIM_PATIENCE: Final = 0.2  # seconds in which a claim looks again for rows that others have locked
 
 
-def _own(
-    verb: Callable[Concatenate[JoinedJobs, P], T], *, reading: bool = False
-) -> Callable[Concatenate[Store, P], T]:
-    """A verb of jobs as a method of the store, in a transaction of its own."""
-
-    @functools.wraps(verb)
-    def call(store: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        about = next(iter(args), None)
-        return store.run(lambda tx: verb(JoinedJobs(tx), *args, **kwargs), subject=about, reading=reading)
-
-    return call
-
-
 class Store:
-    """Jobs, locks and leases in a database, each verb in a short transaction of its own.
+    """Jobs, locks, outbox and inbox in a database, each verb in a short transaction of its own.
 
     ``bind`` is an `Engine`, or a `sessionmaker` (any callable that gives sessions) for business
     writes through the host's own session class. ``schema`` is where the tables are, ``clock`` a
@@ -80,6 +67,9 @@ class Store:
         self._checked = False
         self._owner: tuple[int, str] | None = None
         self.locks = StoreLocks(self)
+        self.outbox = StoreOutbox(self)
+        self.inbox = StoreInbox(self)
+        self.guards = StoreGuards(self)
 
     @property
     def transactions(self) -> Transactions:
@@ -161,9 +151,11 @@ class Store:
             yield uow
             token.redeem()
             last(uow)
-        except BaseException:
+        except BaseException as error:
             token.close()
             session.rollback()
+            if isinstance(error, InboxConflict):
+                self.inbox.record_conflict(error)
             raise
         with answered(lambda: subject, session.rollback):
             session.commit()
@@ -197,19 +189,19 @@ class Store:
 
     # --- jobs -------------------------------------------------------------------------------------
 
-    enqueue = _own(JoinedJobs.enqueue)
-    enqueue_many = _own(JoinedJobs.enqueue_many)
-    complete = _own(JoinedJobs.complete)
-    complete_many = _own(JoinedJobs.complete_many)
-    fail = _own(JoinedJobs.fail)
-    release = _own(JoinedJobs.release)
-    cancel = _own(JoinedJobs.cancel)
-    quarantine = _own(JoinedJobs.quarantine)
-    requeue = _own(JoinedJobs.requeue)
-    sweep = _own(JoinedJobs.sweep)
-    purge = _own(JoinedJobs.purge)
-    get = _own(JoinedJobs.get, reading=True)
-    counts = _own(JoinedJobs.counts, reading=True)
+    enqueue = own(JoinedJobs, JoinedJobs.enqueue)
+    enqueue_many = own(JoinedJobs, JoinedJobs.enqueue_many)
+    complete = own(JoinedJobs, JoinedJobs.complete)
+    complete_many = own(JoinedJobs, JoinedJobs.complete_many)
+    fail = own(JoinedJobs, JoinedJobs.fail)
+    release = own(JoinedJobs, JoinedJobs.release)
+    cancel = own(JoinedJobs, JoinedJobs.cancel)
+    quarantine = own(JoinedJobs, JoinedJobs.quarantine)
+    requeue = own(JoinedJobs, JoinedJobs.requeue)
+    sweep = own(JoinedJobs, JoinedJobs.sweep)
+    purge = own(JoinedJobs, JoinedJobs.purge)
+    get = own(JoinedJobs, JoinedJobs.get, reading=True)
+    counts = own(JoinedJobs, JoinedJobs.counts, reading=True)
 
     def claim(
         self,
@@ -228,7 +220,7 @@ class Store:
         if id is None:
             leases = self.claim_many(owner, ttl=ttl, limit=1, queue=queue, now=now)
             return leases[0] if leases else None
-        who = self._who(owner)
+        who = self.who(owner)
         return self.run(lambda tx: Jobs(tx).claim_named(id, who, ttl=ttl, now=now), subject=id)
 
     def claim_many(
@@ -246,7 +238,7 @@ class Store:
         The order is exact among ready jobs: higher priority first, then insertion. An empty list
         means that there is nothing to claim, not that somebody was in the way for a moment.
         """
-        who, chosen = self._who(owner), None if kinds is None else list(kinds)
+        who, chosen = self.who(owner), None if kinds is None else list(kinds)
         patience = self.transactions.patience(_CLAIM_PATIENCE)
         while True:
             leases = self.run(
@@ -286,48 +278,6 @@ class Store:
         leased = of_model(model, open)
         return StoreLeases(self, lambda tx: Leases(tx, leased))
 
-    def _who(self, owner: str | None) -> str:
+    def who(self, owner: str | None) -> str:
+        """The owner as given, or the default one."""
         return self.owner if owner is None else edge.key("owner", owner)
-
-
-class StoreLeases:
-    """Leases on one table, each verb in a short transaction of its own; see `Leases`."""
-
-    def __init__(self, store: Store, verbs: Callable[[Transaction], Leases]) -> None:
-        self._store = store
-        self._verbs = verbs
-
-    def claim(
-        self, id: Any, owner: str | None = None, *, ttl: float, now: float | None = None
-    ) -> Lease | None:
-        """Take the lease of this row for ``ttl`` seconds; ``None`` if it is held or not there."""
-        who = self._store._who(owner)
-        return self._store.run(lambda tx: self._verbs(tx).claim(id, who, ttl=ttl, now=now), subject=id)
-
-    def renew(self, lease: Lease, *, ttl: float, now: float | None = None) -> Lease:
-        """The lease with a new end; `LeaseLost` if it has run out or is not held."""
-        return self._store.run(lambda tx: self._verbs(tx).renew(lease, ttl=ttl, now=now), subject=lease)
-
-    def release(self, lease: Lease) -> None:
-        """Give the lease back, also after its end; `LeaseLost` if it is not held."""
-        self._store.run(lambda tx: self._verbs(tx).release(lease), subject=lease)
-
-    def check(self, lease: Lease, *, now: float | None = None) -> bool:
-        """Whether the lease is held and still runs."""
-        return self._store.run(lambda tx: self._verbs(tx).check(lease, now=now), reading=True)
-
-    def get(self, id: Any) -> LeaseRecord | None:
-        """The lease columns of the row; ``None`` if there is none."""
-        return self._store.run(lambda tx: self._verbs(tx).get(id), reading=True)
-
-    def settle(self, lease: Lease, /, *, now: float | None = None, **values: Any) -> None:
-        """Write ``values`` to the row and give the lease back; `LeaseLost` if it is not held or ran out."""
-        settle: Callable[[JoinedLeases], None] = lambda verbs: verbs.settle(lease, now=now, **values)  # noqa: E731
-        self._store.run(lambda tx: settle(self._verbs(tx)), subject=lease)
-
-
-class StoreLocks(StoreLeases):
-    """Named locks, each verb in a short transaction of its own. A name need not be made first."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store, Locks)

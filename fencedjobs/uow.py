@@ -7,7 +7,10 @@ from typing import Any
 from sqlalchemy import ColumnElement
 from sqlalchemy.orm import Session
 
+from fencedjobs.guards import JoinedGuards
+from fencedjobs.inbox import JoinedInbox
 from fencedjobs.jobs import JoinedJobs
+from fencedjobs.outbox import JoinedOutbox
 from fencedjobs.row_leases import JoinedLeases, of_model
 from fencedjobs.transaction import Clock, Transaction
 
@@ -29,6 +32,9 @@ class UnitOfWork:
         self._tx = Transaction.of_session(session, schema=schema, clock=clock)
         self._tx.connection  # noqa: B018 - joins now, while no savepoint is in the way
         self.jobs = JoinedJobs(self._tx)
+        self.outbox = JoinedOutbox(self._tx)
+        self.inbox = JoinedInbox(self._tx)
+        self.guards = JoinedGuards(self._tx)
 
     def leases(self, model: type[Any], open: ColumnElement[bool] | None = None) -> JoinedLeases:
         """The leases of a mapped class of the host with `LeaseMixin`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -80,6 +81,74 @@ class Requeue:
     reason: str
     state: str  #: the state it came back from
     mended: bool  #: whether the payload was replaced
+
+
+class EventState(StrEnum):
+    """Where an outbox event is."""
+
+    PENDING = "pending"
+    SENT = "sent"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An outbox event as it goes to a receiver.
+
+    It is sent again under the same ``id`` when it is unknown whether it arrived. ``seq`` is its place
+    in the order of the outbox, ``fence`` that of the lane's lease, by which a receiver tells an old
+    relay; 0 outside of a relay. ``attempt`` counts the times it was sent, this one included.
+    """
+
+    id: str
+    seq: int
+    fence: int
+    topic: str
+    lane: str
+    payload: Any = field(hash=False)
+    headers: Mapping[str, str] = field(hash=False)
+    created: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """An outbox event as it was when it was read. Instants are seconds of the store's clock."""
+
+    id: str
+    seq: int
+    lane: str
+    topic: str
+    state: EventState
+    payload: Any = field(hash=False)
+    headers: Mapping[str, str] = field(hash=False)
+    fence: int
+    attempts: int
+    created_at: float
+    sent_at: float | None
+    last_error: str | None
+    reason: str | None
+    requeues: tuple[Requeue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStats:
+    """What an operator sees of one lane."""
+
+    pending: int
+    oldest: float | None  #: seconds that the oldest pending event has waited
+    attempts: int  #: the most attempts that a pending event has had
+    sent: int
+    quarantined: int
+
+
+@dataclass(frozen=True, slots=True)
+class InboxStats:
+    """What an operator sees of the inbox."""
+
+    messages: int
+    duplicates: int
+    conflicts: int
 
 
 @dataclass(frozen=True, slots=True)

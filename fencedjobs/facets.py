@@ -1,0 +1,145 @@
+"""The parts of a store: the verbs of locks, leases, outbox, inbox and guards in own transactions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from fencedjobs.errors import InboxConflict
+from fencedjobs.guards import JoinedGuards
+from fencedjobs.inbox import JoinedInbox
+from fencedjobs.locks import Locks
+from fencedjobs.outbox import JoinedOutbox
+from fencedjobs.row_leases import JoinedLeases, Leases
+from fencedjobs.transaction import Transaction
+from fencedjobs.values import Lease, LeaseRecord
+
+P = ParamSpec("P")
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class Runner(Protocol):
+    """What runs a verb in a transaction of its own: the store."""
+
+    def run(self, verb: Callable[[Transaction], T], *, subject: Any = None, reading: bool = False) -> T: ...
+
+    def who(self, owner: str | None) -> str: ...
+
+
+def own(
+    verbs: Callable[[Transaction], V], verb: Callable[Concatenate[V, P], T], *, reading: bool = False
+) -> Callable[Concatenate[Any, P], T]:
+    """A verb of ``verbs`` as a method that runs it in a transaction of its own."""
+
+    @functools.wraps(verb)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        runner: Runner = getattr(self, "_store", self)
+        about = next(iter(args), None)
+        return runner.run(lambda tx: verb(verbs(tx), *args, **kwargs), subject=about, reading=reading)
+
+    return call
+
+
+class StoreLeases:
+    """Leases on one table, each verb in a short transaction of its own; see `Leases`."""
+
+    def __init__(self, store: Runner, verbs: Callable[[Transaction], Leases]) -> None:
+        self._store = store
+        self._verbs = verbs
+
+    def claim(
+        self, id: Any, owner: str | None = None, *, ttl: float, now: float | None = None
+    ) -> Lease | None:
+        """Take the lease of this row for ``ttl`` seconds; ``None`` if it is held or not there."""
+        who = self._store.who(owner)
+        return self._store.run(lambda tx: self._verbs(tx).claim(id, who, ttl=ttl, now=now), subject=id)
+
+    def renew(self, lease: Lease, *, ttl: float, now: float | None = None) -> Lease:
+        """The lease with a new end; `LeaseLost` if it has run out or is not held."""
+        return self._store.run(lambda tx: self._verbs(tx).renew(lease, ttl=ttl, now=now), subject=lease)
+
+    def release(self, lease: Lease) -> None:
+        """Give the lease back, also after its end; `LeaseLost` if it is not held."""
+        self._store.run(lambda tx: self._verbs(tx).release(lease), subject=lease)
+
+    def check(self, lease: Lease, *, now: float | None = None) -> bool:
+        """Whether the lease is held and still runs."""
+        return self._store.run(lambda tx: self._verbs(tx).check(lease, now=now), reading=True)
+
+    def get(self, id: Any) -> LeaseRecord | None:
+        """The lease columns of the row; ``None`` if there is none."""
+        return self._store.run(lambda tx: self._verbs(tx).get(id), reading=True)
+
+    def settle(self, lease: Lease, /, *, now: float | None = None, **values: Any) -> None:
+        """Write ``values`` to the row and give the lease back; `LeaseLost` if it is not held or ran out."""
+        settle: Callable[[JoinedLeases], None] = lambda verbs: verbs.settle(lease, now=now, **values)  # noqa: E731
+        self._store.run(lambda tx: settle(self._verbs(tx)), subject=lease)
+
+
+class StoreLocks(StoreLeases):
+    """Named locks, each verb in a short transaction of its own. A name need not be made first."""
+
+    def __init__(self, store: Runner) -> None:
+        super().__init__(store, Locks)
+
+
+class StoreOutbox:
+    """The outbox, each verb in a short transaction of its own; see `JoinedOutbox`."""
+
+    def __init__(self, store: Runner) -> None:
+        self._store = store
+
+    add = own(JoinedOutbox, JoinedOutbox.add)
+    pending = own(JoinedOutbox, JoinedOutbox.pending, reading=True)
+    quarantine = own(JoinedOutbox, JoinedOutbox.quarantine)
+    requeue = own(JoinedOutbox, JoinedOutbox.requeue)
+    get = own(JoinedOutbox, JoinedOutbox.get, reading=True)
+    stats = own(JoinedOutbox, JoinedOutbox.stats, reading=True)
+    purge = own(JoinedOutbox, JoinedOutbox.purge)
+
+
+class StoreInbox:
+    """The inbox, each verb in a short transaction of its own; see `JoinedInbox`."""
+
+    def __init__(self, store: Runner) -> None:
+        self._store = store
+
+    def accept(
+        self,
+        id: str,
+        payload: Any,
+        *,
+        source: str = "",
+        fence: int | None = None,
+        now: float | None = None,
+    ) -> bool:
+        """Whether this message is new. `InboxConflict`, counted, if it came before with another payload.
+
+        For a receiver whose effect is elsewhere; an effect in this database belongs into the same
+        transaction: ``uow.inbox.accept`` in ``store.begin()``.
+        """
+        try:
+            return self._store.run(
+                lambda tx: JoinedInbox(tx).accept(id, payload, source=source, fence=fence, now=now),
+                subject=id,
+            )
+        except InboxConflict as conflict:
+            self.record_conflict(conflict)
+            raise
+
+    _accept = own(JoinedInbox, JoinedInbox.accept)
+    record_conflict = own(JoinedInbox, JoinedInbox.record_conflict)
+    stats = own(JoinedInbox, JoinedInbox.stats, reading=True)
+    purge = own(JoinedInbox, JoinedInbox.purge)
+
+
+class StoreGuards:
+    """The guards, each verb in a short transaction of its own; see `JoinedGuards`."""
+
+    def __init__(self, store: Runner) -> None:
+        self._store = store
+
+    admit = own(JoinedGuards, JoinedGuards.admit)
+    highest = own(JoinedGuards, JoinedGuards.highest, reading=True)
