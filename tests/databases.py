@@ -99,18 +99,16 @@ class Ready:
         connection.execute(text(f"SET {limit}"))
 
     def _empty(self, connection: Connection) -> None:
-        found = inspect(connection).get_table_names()
-        foreign = [name for name in found if name not in self._ours]
-        if foreign or not self._ours <= {*found}:
-            self._restore(connection, foreign)
+        found = {*inspect(connection).get_table_names()}
+        whole = found >= self._ours and schema.current(connection) == schema.HEAD
+        if leftovers := found - self._ours if whole else found:
+            strange = MetaData()
+            strange.reflect(connection, only=[*leftovers])
+            strange.drop_all(connection)
+        if not whole:
+            schema.upgrade(connection)
         for table in Base.metadata.sorted_tables:
             connection.execute(table.delete())
-
-    def _restore(self, connection: Connection, foreign: list[str]) -> None:
-        strange = MetaData()
-        strange.reflect(connection, only=foreign)
-        strange.drop_all(connection)
-        schema.upgrade(connection)
 
 
 def _server(backend: str) -> str:

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,3 @@ def _answers(url: URL) -> bool:
     except DBAPIError:
         return False
     return True
-
-
-START: dict[str, Callable[[], Server]] = {"postgresql": start_postgresql, "mariadb": start_mariadb}
