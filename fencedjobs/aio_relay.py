@@ -6,12 +6,12 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Unpack
 
 from sqlalchemy.util import greenlet_spawn
 
 from fencedjobs.aio import AsyncStore
-from fencedjobs.relay import Batch, Blocked, RelayBase, acknowledge
+from fencedjobs.relay import Batch, Blocked, RelayBase, RelayOptions, acknowledge
 from fencedjobs.values import Event
 
 AsyncSend = Callable[[Event], Awaitable[Any]]
@@ -24,7 +24,7 @@ class AsyncRelay(RelayBase):
     sent stays pending, and the lane is given back.
     """
 
-    def __init__(self, store: AsyncStore, send: AsyncSend, **options: Any) -> None:
+    def __init__(self, store: AsyncStore, send: AsyncSend, **options: Unpack[RelayOptions]) -> None:
         super().__init__(store.sync_store, send, **options)
         self._stopped = asyncio.Event()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from fencedjobs import payload as edge
 from fencedjobs.errors import InvalidValue, LeaseLost, NotAcknowledged
@@ -205,6 +205,20 @@ class Batch:
             self._waiting = [_with_fence(event, kept.fence) for event in self._waiting]
 
 
+class RelayOptions(TypedDict, total=False):
+    """How a relay works; the defaults are those of `RelayBase`."""
+
+    lanes: Iterable[str]
+    owner: str | None
+    limit: int
+    ttl: float
+    mark_every: int
+    max_attempts: int | None
+    poll: float
+    retry: Retry
+    observe: Observer
+
+
 class RelayBase:
     """What a long-running relay is told, and how its lanes are doing."""
 
@@ -261,7 +275,7 @@ class Relay(RelayBase):
     Any number of relays may run; one at a time holds a lane, and takes over within ``ttl`` seconds
     when another has died. ``send`` must return within ``ttl``. After a failure the lane waits as
     ``retry`` says (capped exponential, full jitter); with nothing to send it looks again after
-    ``poll`` seconds.
+    ``poll`` seconds. The options and their defaults are those of `RelayBase`.
 
     An event that keeps failing blocks its lane, which keeps the order and is observed as
     ``relay.failed`` each time. With ``max_attempts`` it is quarantined after as many, the lane goes
@@ -269,7 +283,7 @@ class Relay(RelayBase):
     acknowledged events in one statement; a crash then sends up to as many again.
     """
 
-    def __init__(self, store: Store, send: Send, **options: Any) -> None:
+    def __init__(self, store: Store, send: Send, **options: Unpack[RelayOptions]) -> None:
         super().__init__(store, send, **options)
         self._stopped = threading.Event()
 
