@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -125,7 +125,10 @@ def test_the_filter_lets_the_hosts_own_changes_through(host: Host) -> None:
 
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_the_two_histories_go_up_and_down_alone(host: Host, ours_first: bool) -> None:
-    ups = [lambda: schema.upgrade(host.engine), lambda: command.upgrade(host.configured(), "head")]
+    ups: list[Callable[[], None]] = [
+        lambda: schema.upgrade(host.engine),
+        lambda: command.upgrade(host.configured(), "head"),
+    ]
     for up in ups if ours_first else reversed(ups):
         up()
     assert host.tables() == BEFORE | OURS
