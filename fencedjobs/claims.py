@@ -101,10 +101,11 @@ class Jobs(JoinedJobs):
         rows = make_many(
             self._tx, self._jobs, leases, sql.renew_all(self._jobs, instant is not None), parameters
         )
-        ends = {(id, fence): until for id, fence, until in rows}
+        ends = {(id, owner, fence): until for id, owner, fence, until in rows}
+        until = [ends.get((lease.id, lease.owner, lease.fence)) for lease in leases]
         return [
-            replace(lease, until=ends[lease.id, lease.fence]) if (lease.id, lease.fence) in ends else None
-            for lease in leases
+            None if end is None else replace(lease, until=end)
+            for lease, end in zip(leases, until, strict=True)
         ]
 
     def outcome(self, lease: JobLease) -> Outcome:

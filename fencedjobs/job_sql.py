@@ -183,7 +183,7 @@ def complete(jobs: Leased, given: bool) -> Update:
 @remembered
 def complete_all(jobs: Leased, given: bool) -> Change:
     now = clock(NOW, given=given)
-    return Change(_completed(now, null()), (jobs.key, jobs.fence), now)
+    return Change(_completed(now, null()), (jobs.key, jobs.table.c.last_owner, jobs.fence), now)
 
 
 def _completed(now: ColumnElement[float], result: Any) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def failing(jobs: Leased, given: bool, row_locks: bool) -> Select[Any]:
 @remembered
 def renew_all(jobs: Leased, given: bool) -> Change:
     now = clock(NOW, given=given)
-    return Change({"until": jobs.end(now)}, (jobs.key, jobs.fence, jobs.until), now)
+    return Change({"until": jobs.end(now)}, (jobs.key, jobs.owner, jobs.fence, jobs.until), now)
 
 
 # --- operators and maintenance --------------------------------------------------------------------

@@ -373,6 +373,6 @@ def _many_in_steps(
 
 
 def lost_among(leases: Iterable[L], held: Iterable[Any]) -> list[L]:
-    """The leases that no returned row (key, fence) answers to, in their order."""
-    kept = {(row[0], row[1]) for row in held}
-    return [lease for lease in leases if (lease.id, lease.fence) not in kept]
+    """The leases that no returned row (key, owner, fence) answers to, in their order."""
+    kept = {(row[0], row[1], row[2]) for row in held}
+    return [lease for lease in leases if (lease.id, lease.owner, lease.fence) not in kept]
