@@ -11,7 +11,7 @@ from fencedjobs.leases import Leased, remembered
 from fencedjobs.models import Lock
 from fencedjobs.row_leases import Leases
 from fencedjobs.transaction import Transaction
-from fencedjobs.values import Lease
+from fencedjobs.values import Lease, LeaseRecord
 
 
 @remembered
@@ -36,6 +36,10 @@ class Locks(Leases):
             self._create(id)
             lease = super().claim(id, owner, ttl=ttl, now=now)
         return lease
+
+    def get(self, id: str) -> LeaseRecord | None:
+        """Who holds the lock of this name; ``None`` if it was never claimed."""
+        return super().get(edge.key("name", id))
 
     def _create(self, name: str) -> None:
         absent = self._tx.capabilities.insert_absent
