@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from fencedjobs import schema
 from fencedjobs.cli.settings import DEFAULT_URL, VARIABLE, Settings
-from fencedjobs.cli.trouble import Trouble, redacted
+from fencedjobs.cli.trouble import Trouble, reason, redacted
 from fencedjobs.store import Store
 
 
@@ -34,10 +34,7 @@ def open_engine(settings: Settings, *, create: bool = False) -> Engine:
 
     Unless ``create`` is true a missing database file is refused: looking must not leave an empty one.
     """
-    url = parsed(settings.chosen_url())
-    if not create:
-        _require_file(url)
-    engine = make_engine(url)
+    engine = make_engine(parsed(settings.chosen_url()), create=create)
     click.get_current_context().call_on_close(engine.dispose)
     return engine
 
@@ -53,8 +50,8 @@ def parsed(text: str) -> URL:
         ) from None
 
 
-def make_engine(url: URL) -> Engine:
-    """An engine for a synchronous driver that is installed."""
+def make_engine(url: URL, *, create: bool = True) -> Engine:
+    """An engine for a synchronous driver that is installed, on a database that answers."""
     try:
         engine = create_engine(url)
     except NoSuchModuleError:
@@ -72,6 +69,8 @@ def make_engine(url: URL) -> Engine:
             f"{url.drivername}:// is an async driver; the command line needs a synchronous one "
             "(postgresql+psycopg://, mysql+pymysql://, sqlite://) for the same database"
         )
+    if not create:
+        _require_file(url)
     _connect(engine)
     return engine
 
@@ -85,8 +84,8 @@ def _connect(engine: Engine) -> None:
     """Connect once. Drivers have errors of their own kind for what is wrong with a URL or the set-up."""
     try:
         engine.connect().close()
-    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
-        text = f"cannot connect to {shown(engine.url)}: {error}"
+    except (SQLAlchemyError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        text = f"cannot connect to {shown(engine.url)}: {reason(error)}"
         raise Trouble(redacted(text, engine.url.render_as_string(hide_password=False))) from None
 
 

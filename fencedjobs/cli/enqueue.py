@@ -36,11 +36,11 @@ _ARGUMENTS: Final = frozenset(known({}, 0))
 def enqueue(settings: Settings, file: BinaryIO, strict: bool) -> None:
     """Enqueue the jobs of FILE, one JSON object per line.
 
-    FILE '-' is stdin. Each object has arguments of enqueue: id, payload, kind, queue, key, priority, run_at or delay,
-    deadline, max_attempts. Instants are Unix seconds or ISO 8601 with a time zone, a delay is in
-    seconds. A job whose id exists is left as it is, so a file may be enqueued again after an error;
-    lines without an id make new jobs each time. Bad lines are reported by number and skipped, and
-    the exit code is 1.
+    FILE '-' is stdin. Each object has arguments of enqueue: id, payload, kind, queue, key, priority,
+    run_at or delay, deadline, max_attempts. Instants are Unix seconds or ISO 8601 with a time zone, a
+    delay is in seconds. A job whose id exists is left as it is, so a file may be enqueued again after
+    an error; lines without an id make new jobs each time. Bad lines are reported by number and
+    skipped, and the exit code is 1.
     """
     engine = open_engine(settings)
     with looking(engine, settings):
@@ -69,6 +69,7 @@ class _Work:
     existed: int = 0
     bad: list[_Bad] = field(default_factory=list)
     written: int = 0  # the last line of which everything up to it is dealt with
+    tried: int = 0  # the last line of the batch that is, or was, being written
     out: Any = field(default_factory=lambda: console(stderr=True))
 
     def refuse(self, line: int, reason: str) -> None:
@@ -86,6 +87,7 @@ class _Work:
 
     def write(self, batch: list[dict[str, Any]], line: int) -> None:
         """Enqueue a batch that ends with this line."""
+        self.tried = line
         created = len(self.store.enqueue_many(batch)) if batch else 0
         self.new += created
         self.existed += len(batch) - created
@@ -117,7 +119,10 @@ def _write(lines: Iterator[tuple[int, int, dict[str, Any]]], work: _Work) -> Non
                 batch, size = [], 0
         work.write(batch, number)
     except (FencedJobsError, SQLAlchemyError, KeyboardInterrupt):
-        work.out.print(f"Stopped after line {work.written}: {work.summary()}.", soft_wrap=True)
+        maybe = f", perhaps up to {work.tried}" if work.tried > work.written else ""
+        work.out.print(
+            f"Stopped: lines up to {work.written}{maybe} are enqueued ({work.summary()}).", soft_wrap=True
+        )
         raise
 
 

@@ -15,8 +15,8 @@ from fencedjobs.models import Job, tables
 
 @click.command()
 @click.argument("revision", default="head")
-@click.option("--sql", metavar="DIALECT", help="Print the statements for a database of this kind "
-              "(postgresql, mariadb, mysql or sqlite) instead; connects to nothing.")  # fmt: skip
+@click.option("--sql", type=click.Choice(["postgresql", "mariadb", "mysql", "sqlite"]),
+              help="Only print the statements, for an empty database of this kind.")  # fmt: skip
 @common
 @pass_settings
 def upgrade(settings: Settings, revision: str, sql: str | None) -> None:

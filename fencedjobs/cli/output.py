@@ -34,10 +34,11 @@ def emit(settings: Settings, value: Any, text: Callable[[], None]) -> None:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Table:
-    """A plain table; nothing in it is cut."""
+    """A plain table; on a narrow screen its texts are folded, and its numbers (``right``) are not."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
-        made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+        number = heading in right
+        made.add_column(heading, justify="right" if number else "left", no_wrap=number, overflow="fold")
     for row in rows:
         made.add_row(*(Text(safe(cell)) for cell in row))
     return made
@@ -54,7 +55,7 @@ def compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def iso(instant: float | None, *, digits: str = "milliseconds") -> str | None:
+def iso(instant: float | None, *, digits: str = "seconds") -> str | None:
     """An instant as ISO 8601 in UTC; the bare number where a caller's own clock is no calendar's."""
     if instant is None:
         return None

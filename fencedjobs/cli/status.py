@@ -63,16 +63,20 @@ def _print(facts: dict[str, Any]) -> None:
     if not facts["queues"]:
         out.print("No jobs.")
         return
-    rows = [[q["queue"], *q["counts"].values(), _waiting(q["oldest_waiting"])] for q in facts["queues"]]
-    out.print(table(["queue", *STATES, "oldest waiting"], rows, right=STATES))
+    out.print(table(["queue", *STATES], [[q["queue"], *q["counts"].values()] for q in facts["queues"]],
+                    right=STATES))  # fmt: skip
+    waiting = [[q["queue"], *_waiting(q["oldest_waiting"])] for q in facts["queues"] if q["oldest_waiting"]]
+    if waiting:
+        out.print("\nOldest waiting:")
+        out.print(table(["queue", "job", "state", "waits for"], waiting))
     if facts["leases"]:
-        out.print("Leases running out soonest:")
+        out.print("\nLeases running out soonest:")
         ends = [[*(lease[name] for name in _LEASE), _end(lease)] for lease in facts["leases"]]
         out.print(table(["job", *_LEASE[1:], "runs out"], ends, right=["fence", "attempt"]))
 
 
-def _waiting(oldest: dict[str, Any] | None) -> str:
-    return f"{oldest['id']}, for {span(oldest['seconds'])}" if oldest else "-"
+def _waiting(oldest: dict[str, Any]) -> tuple[str, str, str]:
+    return oldest["id"], oldest["state"], span(oldest["seconds"])
 
 
 def _end(lease: dict[str, Any]) -> str:

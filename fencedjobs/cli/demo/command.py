@@ -31,8 +31,8 @@ _TOLD: Final = 12  # lines about B; a large file of orders is told in short
 _INDENT: Final = 24
 _INTRODUCTION: Final = """\
 The late courier, on {where}, with {orders}.
-Two worker processes want the same order. Each claim raises its fence by one and holds for a time;
-whoever completes it has to show the fence of the last claim.
+Two worker processes want the same order. A claim lasts for a time and raises
+the order's fence by one; to complete it one has to show the newest fence.
 """
 
 

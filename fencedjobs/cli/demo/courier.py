@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -35,7 +36,7 @@ class Courier:
         job_id = None if order_id is None else self.stage.job_id(order_id)
         lease = self.store.claim(self.name, ttl=ttl, id=job_id, queue=self.stage.queue)
         if lease is not None:
-            self._tell("claimed", lease, attempt=lease.attempt)
+            self._tell("claimed", lease, until=lease.until)
         return lease
 
     def complete(self, lease: JobLease) -> None:
@@ -95,6 +96,8 @@ def commands_from_parent() -> queue.Queue[Any]:
 
 def main() -> None:
     """Get ready for the brief, play the part when told to, tell that it is over."""
+    # The parent started this process with its signals held. SIGINT stays so: Ctrl-C is the parent's affair.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
     commands = commands_from_parent()
     brief = commands.get()
     courier = Courier(brief["name"], Stage(**brief["stage"]))

@@ -10,15 +10,37 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO, Any, Final
 
 PATIENCE: Final = 30.0  # seconds for one answer; a healthy run needs about one
+ENDS: Final = [
+    number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None
+]
 
 
 class CourierFailed(Exception):
     """A courier died or fell silent; the text has its last words."""
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let Ctrl-C and the like wait. Processes and threads that start meanwhile never see them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start(stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    # -P and the parent's own path: the same package as here, whatever lies in the current folder.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "fencedjobs.cli.demo.courier"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
 
 
 class CourierProcess:
@@ -28,15 +50,11 @@ class CourierProcess:
         self.name = name
         self._stderr = cleanup.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - a context of cleanup
         self._child: subprocess.Popen[bytes] | None = None
-        cleanup.callback(self.end)  # before the start, so that no moment is left for an interrupt
-        # -P and the parent's own path: the same package as here, whatever lies in the current folder.
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fencedjobs.cli.demo.courier"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )  # fmt: skip
+        cleanup.callback(self.end)
         self._heard: queue.Queue[bytes] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        with _signals_held():  # there is no moment in which the child runs and `end` does not know it
+            self._child = _start(self._stderr)
+            threading.Thread(target=self._listen, daemon=True).start()
 
     @property
     def pid(self) -> int:

@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 from fencedjobs.cli.demo.orders import Order
 from fencedjobs.cli.demo.process import CourierFailed, CourierProcess
 from fencedjobs.cli.demo.stage import Stage
+from fencedjobs.cli.output import exact
 from fencedjobs.store import Store
 from fencedjobs.values import JobRecord
 
@@ -30,6 +31,7 @@ class Moment:
     order: str | None
     fence: int | None
     text: str
+    until: str | None = None  #: the end of the lease that was claimed
 
 
 @dataclass
@@ -58,11 +60,11 @@ class Story:
 
     def tell(
         self, who: str, event: str, text: str, *, order: str | None = None, fence: int | None = None,
-        clock: float | None = None,
+        clock: float | None = None, until: float | None = None,
     ) -> None:  # fmt: skip
         """Add a line to the timeline."""
         at = (time.monotonic() if clock is None else clock) - self.began
-        moment = Moment(round(at, 3), who, event, order, fence, text)
+        moment = Moment(round(at, 3), who, event, order, fence, text, exact(until))
         self.moments.append(moment)
         self.listener(moment)
 
@@ -113,13 +115,13 @@ class Story:
             case "claimed":
                 return f"claims {order}"
             case "completed":
-                return f"completes {order} and its shipment, in one transaction"
+                return f"completes and ships {order} in one transaction"
             case _:
                 return f"is refused: {event}"
 
     def _a_comes_back(self, a: CourierProcess, claimed: dict[str, Any]) -> None:
         about = {**claimed, "event": "continued", "clock": time.monotonic()}
-        self._event("A", about, f"goes on (SIGCONT), and ships and completes {self.first}")
+        self._event("A", about, f"goes on (SIGCONT), completes and ships {self.first}")
         a.tell("the customer has signed")
         a.go_on()
         a.hear_until("finished", lambda event: self._event("A", event, self._a_did(event)))
@@ -131,7 +133,7 @@ class Story:
 
     def _event(self, who: str, event: dict[str, Any], text: str) -> None:
         self.tell(who, event["event"], text, order=event["order"], fence=event.get("fence"),
-                  clock=event["clock"])  # fmt: skip
+                  clock=event["clock"], until=event.get("until"))  # fmt: skip
 
     def brief(self, courier: CourierProcess, *, late: bool, ttl: float) -> None:
         """Tell a courier its part, and wait until it is ready to play it."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Final
 
 import click
 from sqlalchemy import URL, Engine, MetaData, Table, delete, func, inspect, make_url, select
@@ -18,15 +17,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fencedjobs import schema
 from fencedjobs.cli.database import make_engine, shown
+from fencedjobs.cli.demo.process import ENDS
 from fencedjobs.cli.demo.stage import Stage
 from fencedjobs.cli.settings import DEFAULT_URL
 from fencedjobs.cli.trouble import reason
 from fencedjobs.errors import FencedJobsError
 from fencedjobs.models import tables
-
-_SIGNALS: Final = [
-    number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None
-]
 
 
 class _Interrupted(SystemExit):
@@ -36,15 +32,15 @@ class _Interrupted(SystemExit):
 @contextmanager
 def one_signal_ends_it() -> Iterator[None]:
     """Let Ctrl-C, SIGTERM or a closed terminal end the run once, and not interrupt the cleaning up."""
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: signal.getsignal(number) for number in ENDS}
 
     def end(number: int, frame: FrameType | None) -> None:
         ignore_signals()
         raise _Interrupted(128 + number)
 
-    for number in _SIGNALS:
-        signal.signal(number, end)
     try:
+        for number in ENDS:
+            signal.signal(number, end)
         yield
     except _Interrupted:
         with suppress(OSError):  # the terminal may be gone
@@ -57,7 +53,7 @@ def one_signal_ends_it() -> Iterator[None]:
 
 def ignore_signals() -> None:
     """From here on only cleaning up is left, and it is not interrupted."""
-    for number in _SIGNALS:
+    for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -1,0 +1,59 @@
+"""The command line as the tests call it: in this process, or as a real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from sqlalchemy.engine import URL
+
+from fencedjobs.cli.app import cli
+
+COMMAND = [sys.executable, "-m", "fencedjobs.cli"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def run(*arguments: str | Path, url: URL | str | None = None, stdin: str | bytes | None = None) -> Answer:
+    """Run a command in this process. An exception that is not meant for the user comes out as it is."""
+    where = [] if url is None else ["--url", text_of(url)]
+    result = CliRunner().invoke(cli, [*where, *map(str, arguments)], input=stdin)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Answer(result.exit_code, result.stdout, result.stderr)
+
+
+def text_of(url: URL | str) -> str:
+    return url if isinstance(url, str) else url.render_as_string(hide_password=False)
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """That of a child process which imports what this process imports."""
+    path = os.pathsep.join(filter(None, sys.path))
+    kept = {name: value for name, value in os.environ.items() if name != "FENCEDJOBS_URL"}
+    return {**kept, "PYTHONPATH": path, **changes}
+
+
+def spawn(*arguments: str | Path, cwd: Path, **changes: str) -> Answer:
+    """Run a command as a real process."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)], cwd=cwd, env=environment(**changes), timeout=60,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return Answer(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,109 @@
+"""A user's mistakes end in a sentence and an exit code, without a traceback and without a password."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL
+
+from tests.cli.helpers import environment, run, spawn
+
+SECRET = "geh/eim"
+QUOTED = "geh%2Feim"
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "cannot be read"),
+        (f"postgresql+psycopg://u:{QUOTED}@h:port/x", "cannot be read"),
+        (f"nonsense://u:{QUOTED}@h/x", "knows no database or driver 'nonsense'"),
+        (f"oracle+cx_oracle://u:{QUOTED}@h/x", "is not installed"),
+        (f"postgresql+asyncpg://u:{QUOTED}@h/x", "async driver"),
+        ("sqlite+aiosqlite:///x.db", "async driver"),
+        (f"postgresql+psycopg://u:{QUOTED}@127.0.0.1:1/x", "127.0.0.1"),
+        (f"mysql+pymysql://u:{QUOTED}@127.0.0.1:1/x", "127.0.0.1"),
+        (f"mysql+pymysql://u:{QUOTED}@127.0.0.1:1/x?nonsense={QUOTED}", "nonsense"),
+        ("sqlite:////no/such/folder/x.db", "/no/such/folder/x.db"),
+    ],
+)
+@pytest.mark.parametrize("command", [["status"], ["demo"]])
+def test_a_database_that_cannot_be_used_is_3(
+    url: str, words: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = run(*command, url=url)
+    assert answer.code == 3
+    assert words in answer.err
+    assert SECRET not in answer.err + answer.out
+    assert QUOTED not in answer.err + answer.out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_the_wrong_password_is_not_printed(url: URL) -> None:
+    answer = run("status", url=url.set(username="nobody-here", password=SECRET))
+    assert answer.code == 3
+    assert SECRET not in answer.err
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_the_url_comes_from_the_option_the_environment_or_the_folder(
+    url: URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FENCEDJOBS_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert "no database file fencedjobs.db" in run("status").err
+    monkeypatch.setenv("FENCEDJOBS_URL", str(url))
+    assert run("status").code == 0
+    assert run("status", url="sqlite:///missing.db").code == 3
+    monkeypatch.delenv("FENCEDJOBS_URL")
+    assert run("upgrade").code == 0
+    assert (tmp_path / "fencedjobs.db").exists()
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_common_options_stand_before_or_after_the_command(url: URL) -> None:
+    for arguments in (
+        ["--json", "--url", str(url), "jobs", "list"],
+        ["jobs", "list", "--json", "--url", str(url)],
+        ["--json", "jobs", "list", "--url", str(url)],
+    ):
+        assert run(*arguments).json() == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["status", "--nonsense"], ["jobs", "list", "--limit", "0"]]
+)
+def test_a_wrong_command_line_is_2(arguments: list[str]) -> None:
+    assert run(*arguments).code == 2
+
+
+def test_help_documents_the_exit_codes() -> None:
+    answer = run("--help")
+    assert answer.code == 0
+    for code in ("0", "1", "2", "3", "130"):
+        assert f"\n    {code} " in answer.out
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_the_extra_there_is_one_line_of_advice(missing: str, tmp_path: Path) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; from fencedjobs.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), cwd=tmp_path, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "fencedjobs: the command line needs click and rich: pip install 'fencedjobs[cli]'\n"
+
+
+def test_a_poor_terminal_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "jobs.jsonl").write_text('{"id": "größer", "queue": "🙂"}', encoding="utf-8")
+    assert spawn("upgrade", cwd=tmp_path).code == 0
+    assert spawn("enqueue", "jobs.jsonl", cwd=tmp_path).code == 0
+    answer = spawn("jobs", "list", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert answer.code == 0, answer.err
+    assert "gr\\xf6\\xdfer" in answer.out
