@@ -78,13 +78,14 @@ class JoinedOutbox:
             "lane": edge.key("lane", lane),
             "topic": edge.key("topic", topic),
             "payload": edge.encode("payload", payload),
-            "headers": edge.headers("headers", None if headers is None else dict(headers)),
+            "headers": edge.headers("headers", dict(headers) if isinstance(headers, Mapping) else headers),
             "digest": edge.digest(topic, lane, payload),
         }
         self._tx.subject = id
-        if self._insert(new, self._tx.now(now)):
+        known = self._insert(new, self._tx.now(now))
+        if known is None:
             return id
-        if self._digest(id) != new["digest"]:
+        if known != new["digest"]:
             raise OutboxConflict(id)
         return None
 
@@ -154,25 +155,34 @@ class JoinedOutbox:
             return 0
         return int(self._tx.execute(_delete_sent(self._table), {"seqs": old}).rowcount)
 
-    def _insert(self, new: dict[str, Any], now: float | None) -> bool:
+    def _insert(self, new: dict[str, Any], now: float | None) -> str | None:
+        """Insert the event, unless its id is there: then the digest of what has it."""
         absent = self._tx.capabilities.insert_absent
         parameters = {f"new_{name}": value for name, value in new.items()} | at(now)
-        if absent is not None:
-            inserting = _insert_absent(self._table, now is not None, absent)
-            return bool(self._tx.execute(inserting, parameters).all())
-        if self._digest(new["id"]) is not None:  # without it the failed INSERT would lock that row
-            return False
-        try:
-            self._tx.execute(_insert(self._table, now is not None), parameters, may_fail=True)
-        except IntegrityError as error:
-            if not dialects.is_duplicate(error):
-                raise
-            return False
-        return True
+        if absent is None:
+            return self._insert_or_fail(new["id"], _insert(self._table, now is not None), parameters)
+        inserting, known = _insert_absent(self._table, now is not None, absent), None
+        while known is None:  # again if it was purged before we could look
+            if self._tx.execute(inserting, parameters).all():
+                return None
+            known = self._digest(new["id"])
+        return known
 
-    def _digest(self, id: str) -> str | None:
-        reading = _digest(self._table, self._tx.capabilities.stale_reads)
-        found: str | None = self._tx.execute(reading, {"event_id": id}).scalar()
+    def _insert_or_fail(self, id: str, inserting: Insert, parameters: Mapping[str, Any]) -> str | None:
+        # A plain look first: the failed INSERT would lock what it met. A locking look for what is not
+        # there would lock the gap, and the caller's REPEATABLE READ would deadlock every other writer.
+        known = self._digest(id)
+        if known is None:
+            try:
+                self._tx.execute(inserting, parameters, may_fail=True)
+            except IntegrityError as error:
+                if not dialects.is_duplicate(error):
+                    raise
+                known = self._digest(id, current=True)
+        return known
+
+    def _digest(self, id: str, *, current: bool = False) -> str | None:
+        found: str | None = self._tx.execute(_digest(self._table, current), {"event_id": id}).scalar()
         return found
 
     def _next(self, lane: str, limit: int) -> Sequence[Any]:
@@ -283,7 +293,7 @@ def _insert_absent(table: Table, given: bool, insert_absent: Any) -> Any:
 @remembered
 def _digest(table: Table, current: bool) -> Select[Any]:
     reading = select(table.c.digest).where(table.c.id == bindparam("event_id"))
-    return reading.with_for_update(read=True, skip_locked=True) if current else reading
+    return reading.with_for_update(read=True) if current else reading
 
 
 @remembered
