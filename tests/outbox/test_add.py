@@ -115,15 +115,17 @@ def test_the_same_event_again_is_none_and_changes_nothing(store: Store) -> None:
 
 
 @pytest.mark.parametrize("state", ["sent", "quarantined"])
-def test_an_event_that_has_left_the_lane_does_not_come_back(store: Store, engine: Engine, state: str) -> None:
-    add(store, "e")
+def test_an_event_that_has_left_the_lane_does_not_come_back(
+    sync_store: Store, engine: Engine, state: str
+) -> None:
+    add(sync_store, "e")
     with engine.begin() as connection:
         connection.execute(OUTBOX.update().values(state=state))
-    before = event(store, "e")
-    assert store.outbox.add("e", "e", topic="t") is None
+    before = event(sync_store, "e")
+    assert sync_store.outbox.add("e", "e", topic="t") is None
     with pytest.raises(OutboxConflict):
-        store.outbox.add("e", "other", topic="t")
-    assert event(store, "e") == before
+        sync_store.outbox.add("e", "other", topic="t")
+    assert event(sync_store, "e") == before
 
 
 def test_another_event_under_the_same_id_is_a_conflict(store: Store) -> None:
@@ -142,20 +144,20 @@ def test_another_event_under_the_same_id_is_a_conflict(store: Store) -> None:
     assert len(store.outbox.pending(16, "l")) == 1
 
 
-def test_a_conflict_undoes_the_block_it_happens_in(store: Store) -> None:
-    add(store, "e")
-    with suppress(OutboxConflict), store.begin() as uow:
+def test_a_conflict_undoes_the_block_it_happens_in(sync_store: Store) -> None:
+    add(sync_store, "e")
+    with suppress(OutboxConflict), sync_store.begin() as uow:
         uow.outbox.add("new", None, topic="t")
         uow.outbox.add("e", "other", topic="t")
         pytest.fail("should be a conflict")
-    assert ids(store.outbox.pending()) == ["e"]
+    assert ids(sync_store.outbox.pending()) == ["e"]
 
 
-def test_ids_lanes_and_topics_are_compared_byte_for_byte(store: Store) -> None:
+def test_ids_lanes_and_topics_are_compared_byte_for_byte(sync_store: Store) -> None:
     for key in KEYS:
-        add(store, key, lane=key)
+        add(sync_store, key, lane=key)
     for key in KEYS:
-        assert [(e.id, e.lane, e.payload) for e in store.outbox.pending(16, key)] == [(key, key, key)]
+        assert [(e.id, e.lane, e.payload) for e in sync_store.outbox.pending(16, key)] == [(key, key, key)]
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -246,9 +248,7 @@ def test_an_event_that_is_purged_while_it_comes_again_is_new(engine: Engine) -> 
 def test_an_event_from_after_the_hosts_snapshot_is_seen(engine: Engine) -> None:
     store = Store(engine)
     with Session(engine) as session:
-        session.execute(
-            select(OUTBOX)
-        ).all()  # under REPEATABLE READ this is what plain reads show from now on
+        session.execute(select(OUTBOX)).all()  # what plain reads show from now on
         add(store, "same", "other")
         uow = UnitOfWork(session)
         assert uow.outbox.add("same", "same", topic="t") is None
@@ -297,15 +297,15 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_what_is_refused_is_refused_before_anything_is_written(store: Store, inside: bool) -> None:
+def test_what_is_refused_is_refused_before_anything_is_written(sync_store: Store, inside: bool) -> None:
     good: dict[str, Any] = {"id": "e", "payload": None, "topic": "t"}
     if inside:
-        with store.begin() as uow:
+        with sync_store.begin() as uow:
             refuse_all(uow.outbox, good)
     else:
-        refuse_all(store.outbox, good)
-    assert store.outbox.stats() == {}
-    assert store.outbox.add(**good) == "e"
+        refuse_all(sync_store.outbox, good)
+    assert sync_store.outbox.stats() == {}
+    assert sync_store.outbox.add(**good) == "e"
 
 
 def refuse_all(outbox: Any, good: dict[str, Any]) -> None:
@@ -316,10 +316,10 @@ def refuse_all(outbox: Any, good: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 255])
-def test_the_longest_and_shortest_keys_are_kept_whole(store: Store, length: int) -> None:
+def test_the_longest_and_shortest_keys_are_kept_whole(sync_store: Store, length: int) -> None:
     key = "\U0001f600" * length
-    store.outbox.add(key, None, topic=key, lane=key)
-    (found,) = store.outbox.pending(1, key)
+    sync_store.outbox.add(key, None, topic=key, lane=key)
+    (found,) = sync_store.outbox.pending(1, key)
     assert (found.id, found.topic, found.lane) == (key, key, key)
 
 
