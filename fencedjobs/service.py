@@ -19,10 +19,10 @@ from sqlalchemy import (
     Integer,
     MetaData,
     NullPool,
-    PrimaryKeyConstraint,
     Table,
     create_engine,
     insert,
+    make_url,
     select,
     text,
 )
@@ -32,14 +32,14 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from fencedjobs import dialects
 from fencedjobs import payload as edge
 from fencedjobs.dialects import Counter, Instant, Key, LongText
-from fencedjobs.errors import LeaseLost
+from fencedjobs.errors import InvalidValue, LeaseLost
 from fencedjobs.leases import Leased
 from fencedjobs.own import Transactions
 from fencedjobs.row_leases import Leases
 from fencedjobs.transaction import Transaction
 from fencedjobs.values import Lease
 
-Where: TypeAlias = "str | os.PathLike[str] | Engine"
+Where: TypeAlias = "str | os.PathLike[str] | URL | Engine"
 
 
 class _Base(DeclarativeBase):
@@ -50,9 +50,9 @@ class _Job(_Base):
     """Its columns are exactly these, in this order."""
 
     __tablename__ = "jobs"
-    __table_args__ = (PrimaryKeyConstraint("id"), {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"})
+    __table_args__ = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}  # noqa: RUF012
 
-    id: Mapped[str] = mapped_column(Key())
+    id: Mapped[str] = mapped_column(Key(), primary_key=True, nullable=True)  # without a NOT NULL of its own
     owner: Mapped[str | None] = mapped_column(Key())
     until: Mapped[float] = mapped_column(Instant(), server_default=text("0"))
     fence: Mapped[int] = mapped_column(Counter, server_default=text("0"))
@@ -66,7 +66,7 @@ _LEASED: Final = Leased(table=_TABLE, key=_TABLE.c.id, open=_TABLE.c.done == 0)
 
 def init_db(path: Where) -> None:
     """Create the table ``jobs`` if it is not there."""
-    _transactions(path).run(lambda tx: _Base.metadata.create_all(tx.connection))
+    _transactions(path).run(_create)
 
 
 def enqueue(path: Where, job_id: str) -> bool:
@@ -134,6 +134,11 @@ def _kept(path: Where, verb: Any) -> bool:
     return True
 
 
+def _create(tx: Transaction) -> None:
+    with dialects.one_upgrade(tx.connection, None):  # looking and creating are two steps
+        _Base.metadata.create_all(tx.connection)
+
+
 def _register(tx: Transaction, id: str) -> bool:
     absent = tx.capabilities.insert_absent
     if absent is not None:
@@ -163,11 +168,27 @@ def _result(result: str | None) -> str | None:
 def _transactions(path: Where) -> Transactions:
     if isinstance(path, Engine):
         return Transactions(path)
-    return _of_url(os.fspath(path), os.getpid())
+    url = path if isinstance(path, URL) else _url(os.fspath(path))
+    return _of_url(url, os.getpid(), _directory())
+
+
+def _url(path: str) -> URL:
+    if "://" in path:
+        return make_url(path)
+    if path in ("", ":memory:"):
+        raise InvalidValue("path", f"{path!r} is no file, and would be gone after each call")
+    return URL.create("sqlite", database=path)
+
+
+def _directory() -> str:
+    """What a relative path starts from."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # an absolute one does not need it
+        return ""
 
 
 @lru_cache(maxsize=64)
-def _of_url(path: str, pid: int) -> Transactions:
+def _of_url(url: URL, pid: int, directory: str) -> Transactions:
     """One engine for each database and process; no pool, so that each call opens what is there now."""
-    url = path if "://" in path else URL.create("sqlite", database=path)
     return Transactions(create_engine(url, poolclass=NullPool))
