@@ -26,7 +26,7 @@ _MAX_INT = 2**31 - 1
 
 def encode(field: str, value: Any, *, limit: int = MAX_BYTES) -> str:
     """The JSON text of ``value``; `InvalidValue` names ``field`` and the place inside it."""
-    _check(field, value)
+    _check(field, value, limit)
     try:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (ValueError, TypeError, RecursionError) as error:
@@ -150,11 +150,14 @@ def _clean(field: str, text: str) -> str:
     return text
 
 
-def _check(field: str, value: Any) -> None:
+def _check(field: str, value: Any, limit: int) -> None:
     """Walk without recursion, so that a deep value meets our limit and not the interpreter's."""
-    todo = [(field, value, 0)]
+    todo, seen = [(field, value, 0)], 0
     while todo:
         place, item, depth = todo.pop()
+        seen += 1
+        if seen > limit:  # each takes a byte at least; parts that are shared could be met without end
+            raise InvalidValue(field, f"takes more than {limit} bytes as JSON, which is the limit")
         if isinstance(item, str):
             _clean(place, item)
         elif item is None or isinstance(item, (bool, int)):

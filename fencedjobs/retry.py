@@ -33,7 +33,7 @@ class Retry:
     def __post_init__(self) -> None:
         for name, least in (("base", 0.0), ("factor", 1.0), ("cap", 0.0)):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= least):
+            if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= least):
                 raise InvalidValue(name, f"must be a finite number of at least {least:g}, got {value!r}")
 
     def bound(self, attempt: int) -> float:
@@ -42,9 +42,10 @@ class Retry:
         if custom is not None:
             return min(self.cap, custom)
         try:
-            return min(self.cap, self.base * self.factor ** (max(attempt, 1) - 1))
+            # As floats: a whole factor would be multiplied out, digit by digit.
+            return min(self.cap, self.base * float(self.factor) ** (max(attempt, 1) - 1))
         except OverflowError:
-            return self.cap
+            return self.cap if self.base else 0.0
 
     def delay(self, attempt: int, chance: Callable[[], float] = random.random) -> float:
         """The wait after this attempt, in seconds; ``chance`` gives a number from 0 up to 1."""
