@@ -15,7 +15,7 @@ from fencedjobs import dialects
 from fencedjobs import payload as edge
 from fencedjobs.dialects import clock
 from fencedjobs.errors import InvalidValue
-from fencedjobs.job_sql import revive
+from fencedjobs.job_sql import FENCED, revive
 from fencedjobs.leases import NOW, Leased, at, from_arrays, make, remembered
 from fencedjobs.transaction import Transaction
 from fencedjobs.values import JobState
@@ -151,6 +151,7 @@ class Enqueue:
         self._tx.execute(
             _insert(self._jobs, self._given), new | self._at | {"new_fence": tombstones[0].fence}
         )
+        self._tx.expire(self._jobs.model, id, FENCED)
         return id
 
     def many(self, rows: list[dict[str, Any]]) -> set[str]:

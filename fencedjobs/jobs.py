@@ -115,8 +115,7 @@ class JoinedJobs:
             return self._complete_each(leases, results, instant)
         change = sql.complete_all(self._jobs, instant is not None)
         done = make_many(self._tx, self._jobs, leases, change, at(instant))
-        for lease in leases:
-            self._changed(lease.id)
+        self._changed(*(lease.id for lease in leases))
         return lost_among(leases, done)
 
     def _complete_each(
@@ -186,8 +185,9 @@ class JoinedJobs:
     def _lost(self, lease: JobLease) -> LeaseLost:
         return LeaseLost(lease, self.get(lease.id))
 
-    def _changed(self, id: str) -> None:
-        self._tx.expire(Job, id, FENCED)
+    def _changed(self, *ids: str) -> None:
+        for id in ids:
+            self._tx.expire(Job, id, FENCED)
 
     # operators
 
@@ -243,7 +243,9 @@ class JoinedJobs:
         """
         limit = edge.whole("limit", limit, least=1)
         instant = self._tx.now(now)
-        return len(make(self._tx, sql.sweep(self._jobs, instant is not None), at(instant) | {"limit": limit}))
+        rows = make(self._tx, sql.sweep(self._jobs, instant is not None), at(instant) | {"limit": limit})
+        self._changed(*(row.id for row in rows))
+        return len(rows)
 
     def purge(self, *, before: float, limit: int = 1000, forget: bool = False) -> int:
         """Empty done and cancelled jobs that ended before this instant; how many.
@@ -259,6 +261,7 @@ class JoinedJobs:
         for transition in sql.purge(self._jobs, bool(forget)):
             if left > purged:
                 rows = make(self._tx, transition, parameters | {"limit": left - purged})
+                self._changed(*(row.id for row in rows))
                 purged += len(rows)
         return purged
 
