@@ -104,9 +104,9 @@ def current(bind: Engine | Connection, *, schema: str | None = None) -> str | No
 def sql(dialect: str, revision: str = "head", *, schema: str | None = None) -> str:
     """The statements that make our tables in an empty database, version row included, as a script.
 
-    ``dialect`` is ``"postgresql"``, ``"mariadb"``, ``"mysql"`` or ``"sqlite"``. (The exact collation has another
-    name on MariaDB than on MySQL, so the script is for one of them.) Connects to nothing, and must not be called
-    from inside a migration. Raises Alembic's ``CommandError`` for an unknown ``revision``.
+    ``dialect`` is ``"postgresql"``, ``"mariadb"``, ``"mysql"`` or ``"sqlite"``. (The exact collation has
+    another name on MariaDB than on MySQL, so the script is for one of them.) Connects to nothing, and must
+    not be called from inside a migration. Raises Alembic's ``CommandError`` for an unknown ``revision``.
     """
     from alembic import command
     from alembic.config import Config
