@@ -106,11 +106,13 @@ def sql(dialect: str, revision: str = "head", *, schema: str | None = None) -> s
 
     ``dialect`` is ``"postgresql"``, ``"mariadb"``, ``"mysql"`` or ``"sqlite"``. (The exact collation has
     another name on MariaDB than on MySQL, so the script is for one of them.) Connects to nothing, and must
-    not be called from inside a migration. Raises Alembic's ``CommandError`` for an unknown ``revision``.
+    not be called from inside a migration. Raises `InvalidValue` for an unknown ``revision``, and
+    `UnsupportedDatabase` for a dialect that is none of these.
     """
     from alembic import command
     from alembic.config import Config
 
+    _place(revision)
     script = StringIO()
     config = Config(output_buffer=script)
     config.set_main_option("script_location", _directory().replace("%", "%%"))

@@ -46,11 +46,10 @@ def _is_ours(name: str | None, type_: str, parent_names: Any) -> bool:
 def _offline() -> None:
     named = _given("dialect")
     url = f"{named}://" if named else _url()
+    dialect = make_url(url).get_dialect()()
+    dialects.capabilities(dialect)  # refuses a database that we do not know
     context.configure(
-        url=url,
-        literal_binds=True,
-        transactional_ddl=dialects.transactional_ddl(make_url(url).get_dialect()()),
-        **_settings(),
+        url=url, literal_binds=True, transactional_ddl=dialects.transactional_ddl(dialect), **_settings()
     )
     with context.begin_transaction():
         context.run_migrations(schema=_given("schema"))

@@ -20,7 +20,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.schema import Constraint
 
 from fencedjobs import schema
-from fencedjobs.errors import SchemaMismatch
+from fencedjobs.errors import InvalidValue, SchemaMismatch, UnsupportedDatabase
 from fencedjobs.models import Base
 from tests.databases import Database, empty_database
 from tests.schema.catalog import TABLES, described
@@ -79,6 +79,13 @@ def test_the_script_for_mysql_has_its_own_collation_and_no_syntax_of_mariadb() -
     assert "utf8mb4_0900_bin" in script
     assert "nopad" not in script
     assert "INDEX IF NOT EXISTS" not in script
+
+
+def test_there_is_no_script_for_an_unknown_database_or_revision() -> None:
+    with pytest.raises(UnsupportedDatabase, match="oracle"):
+        schema.sql("oracle")
+    with pytest.raises(InvalidValue, match="fj9999"):
+        schema.sql("sqlite", "fj9999")
 
 
 def test_the_script_for_sqlite_is_one_transaction() -> None:
