@@ -24,7 +24,7 @@ from fencedjobs.jobs import JoinedJobs
 from fencedjobs.outbox import JoinedOutbox
 from fencedjobs.own import Transactions
 from fencedjobs.row_leases import JoinedLeases
-from fencedjobs.store import Store
+from fencedjobs.store import Store, maker_of, refuse_used
 from fencedjobs.transaction import Clock
 from fencedjobs.uow import UnitOfWork
 from fencedjobs.values import JobLease
@@ -219,7 +219,7 @@ class AsyncStore:
             raise InvalidValue(
                 "bind", f"must be an AsyncEngine or async_sessionmaker, got {type(bind).__name__}"
             )
-        self._sessions = async_sessionmaker(bind) if isinstance(bind, AsyncEngine) else bind
+        self._sessions = async_sessionmaker(bind) if isinstance(bind, AsyncEngine) else maker_of(bind)
         source: Any = bind.sync_engine if isinstance(bind, AsyncEngine) else self._sync_session
         self._sync = _GreenStore(source, schema=schema, clock=clock)
         self._schema = schema
@@ -265,7 +265,7 @@ class AsyncStore:
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncUnitOfWork]:
         """One short transaction on a session of the store's; see `Store.begin`."""
-        async with self._sessions() as session, self._entered(session, self._sync.in_session) as uow:
+        async with self._new_session() as session, self._entered(session, self._sync.in_session) as uow:
             yield uow
 
     @asynccontextmanager
@@ -274,7 +274,7 @@ class AsyncStore:
     ) -> AsyncIterator[AsyncUnitOfWork]:
         """Business writes and the completion of the job, together or not at all; see `Store.completing`."""
         completing = functools.partial(self._sync.completing_in, lease=lease, result=result, now=now)
-        async with self._sessions() as session, self._entered(session, completing) as uow:
+        async with self._new_session() as session, self._entered(session, completing) as uow:
             yield uow
 
     @asynccontextmanager
@@ -289,6 +289,11 @@ class AsyncStore:
             await greenlet_spawn(block.__exit__, type(error), error, error.__traceback__)
             raise
         await greenlet_spawn(block.__exit__, None, None, None)
+
+    def _new_session(self) -> AsyncSession:
+        session: AsyncSession = self._sessions()
+        refuse_used(session.sync_session)
+        return session
 
     def _sync_session(self) -> Session:
         session: Session = self._sessions().sync_session

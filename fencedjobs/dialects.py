@@ -270,34 +270,36 @@ def isolation(dialect: Dialect) -> dict[str, Any]:
     return {"isolation_level": "READ COMMITTED"} if capabilities(dialect).read_committed else {}
 
 
-def begun(connection: Connection, *, was_open: bool = False, reading: bool = False) -> None:
+def begun(connection: Connection, *, reading: bool = False) -> None:
     """Make the transaction that SQLAlchemy has just begun one of our own.
 
     SQLite: BEGIN IMMEDIATE, since a deferred transaction that reads and then writes gets BUSY at
-    once, whatever the timeout. ``was_open``: the connection was in a transaction before. ``reading``:
-    it will write nothing, so that it need not wait for writers.
+    once, whatever the timeout. ``reading``: it will write nothing, so that it need not wait for
+    writers. The connection must be nobody else's; see `is_open`.
     """
     if capabilities(connection.dialect).read_committed:
         return
     driver = connection.connection.driver_connection
+    if _sqlite_autocommit(driver) is True:
+        raise UnsupportedDatabase(
+            "sqlite3's autocommit=True makes commit() and rollback() of the driver do nothing; use "
+            "create_engine(…, isolation_level='AUTOCOMMIT') for that, or leave the driver's default"
+        )
     if _in_transaction(driver):
-        if was_open and _legacy_mode(driver):
-            raise UnsupportedDatabase(
-                "this SQLite connection is in the middle of another transaction: a pool that shares "
-                "one connection (StaticPool, or SingletonThreadPool within a thread) cannot give the "
-                "store a transaction of its own while a session is open; use UnitOfWork(session)"
-            )
         # A begin event of the host, or the driver's autocommit=False mode, has begun a deferred
         # one; nothing has happened in it.
         connection.exec_driver_sql("ROLLBACK")
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
-def is_open(connection: Connection) -> bool:
-    """Whether a connection fresh from its pool is in a transaction: then the pool shares it."""
-    if capabilities(connection.dialect).read_committed:
-        return False
-    return _in_transaction(connection.connection.driver_connection)
+def is_open(driver: Any) -> bool:
+    """Whether a SQLite connection, which we have not begun anything on, is in a transaction."""
+    return driver is not None and _in_transaction(driver) and not hides_transactions(driver)
+
+
+def hides_transactions(driver: Any) -> bool:
+    """Whether it cannot be told if a SQLite connection is in use: one is always open in this mode."""
+    return _sqlite_autocommit(driver) is False
 
 
 def join(connection: Connection, *, doubtful: bool) -> bool:
@@ -305,7 +307,7 @@ def join(connection: Connection, *, doubtful: bool) -> bool:
 
     The legacy mode of SQLite's driver begins a transaction only before a change, so that a SAVEPOINT
     may be the outermost one, and its RELEASE a commit that the caller's rollback cannot undo.
-    ``doubtful``: the session is in a savepoint, and we have not seen its transaction begin.
+    ``doubtful``: the connection is in a savepoint, and we have not seen its transaction begin.
     """
     if _autocommits(connection):
         raise UnsupportedDatabase(
@@ -328,37 +330,58 @@ def join(connection: Connection, *, doubtful: bool) -> bool:
 
 
 def commit(connection: Connection, *, patience: Callable[[], bool]) -> None:
-    """COMMIT; on SQLite again while a reader is in the way and ``patience()`` says so.
-
-    There a COMMIT that was BUSY leaves the transaction open, and a second one works.
-    """
-    if not capabilities(connection.dialect).read_committed:
-        while True:
-            try:
-                connection.exec_driver_sql("COMMIT")
-                break
-            except OperationalError as error:
-                if not (is_transient(error) and patience()):
-                    raise
-        _leave_one_open(connection)
+    """COMMIT a transaction of our own; see `send_commit`."""
+    send_commit(connection, patience)
     connection.commit()
 
 
+def send_commit(connection: Connection, patience: Callable[[], bool]) -> None:
+    """On SQLite, COMMIT now, and again while a reader is in the way and ``patience()`` says so.
+
+    There a COMMIT that was BUSY leaves the transaction open, and a second one works; SQLAlchemy and
+    the driver try once, and find nothing to commit afterwards. Elsewhere theirs is enough.
+    """
+    if capabilities(connection.dialect).read_committed:
+        return
+    while True:
+        try:
+            connection.exec_driver_sql("COMMIT")
+            break
+        except OperationalError as error:
+            if not (is_transient(error) and patience()):
+                raise
+    _leave_one_open(connection)
+
+
 def rollback(connection: Connection) -> None:
-    """End our own transaction without effects, and never hand an open one back to the pool."""
-    if not connection.closed and not connection.invalidated:
-        if not capabilities(connection.dialect).read_committed:
-            driver = connection.connection.driver_connection
-            if _in_transaction(driver):
-                connection.exec_driver_sql("ROLLBACK")
-            _leave_one_open(connection)
+    """End our own transaction without effects, and never hand an open one back to the pool.
+
+    Raises nothing, so that the error that led here comes out.
+    """
+    try:
+        abandon(connection)
         connection.rollback()
+    except Exception:  # noqa: BLE001 - whatever it was, this connection is not to be used again
+        if not connection.closed:
+            connection.invalidate()
+
+
+def abandon(connection: Connection) -> None:
+    """On SQLite, end a transaction that SQLAlchemy believes to be over, as after a COMMIT that was BUSY."""
+    gone = connection.closed or connection.invalidated
+    if not (gone or capabilities(connection.dialect).read_committed):
+        if _in_transaction(connection.connection.driver_connection):
+            connection.connection.rollback()
+        _leave_one_open(connection)
 
 
 def _leave_one_open(connection: Connection) -> None:
     """The driver's ``autocommit=False`` mode wants to end a transaction itself, and fails without one."""
-    if _sqlite_autocommit(connection.connection.driver_connection) is False:
-        connection.exec_driver_sql("BEGIN")
+    driver = connection.connection.driver_connection
+    if hides_transactions(driver) and not _in_transaction(driver):
+        cursor = connection.connection.cursor()
+        cursor.execute("BEGIN")
+        cursor.close()
 
 
 def _in_transaction(driver: Any) -> bool:
@@ -457,10 +480,12 @@ _UPGRADE_PATIENCE: Final = 24 * 3600  # seconds; PostgreSQL waits without a limi
 
 def begin_upgrade(connection: Connection) -> None:
     """Begin a transaction of our own for an upgrade, on a connection fresh from the pool."""
-    was_open = is_open(connection)
     connection.execution_options(**isolation(connection.dialect))
+    driver = connection.connection.driver_connection
+    if not capabilities(connection.dialect).read_committed and is_open(driver):
+        raise UnsupportedDatabase("this SQLite connection is in the middle of another transaction")
     connection.begin()
-    begun(connection, was_open=was_open)
+    begun(connection)
 
 
 def join_upgrade(connection: Connection) -> None:

@@ -6,19 +6,27 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
+from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from fencedjobs import dialects
-from fencedjobs.errors import OutcomeUnknown
+from fencedjobs.errors import OutcomeUnknown, UnsupportedDatabase
 from fencedjobs.transaction import Clock, Transaction
 
 T = TypeVar("T")
 
 PATIENCE: Final = 10.0  # seconds in which a transaction that met a deadlock or a busy database is repeated
+
+_SHARED: Final = (
+    "this pool shares one connection (StaticPool, or SingletonThreadPool within a thread), and somebody is "
+    "in the middle of a transaction on it, which the store's own would end; use UnitOfWork(session) there"
+)
+_TURNS: Final[WeakKeyDictionary[Pool, Lock]] = WeakKeyDictionary()
 
 
 class Patience:
@@ -64,24 +72,59 @@ class Transactions:
 
     @contextmanager
     def _transaction(self, subject: Any, patience: Patience, reading: bool) -> Iterator[Transaction]:
-        with self.engine.connect() as connection:
+        with self.alone(), self.engine.connect() as connection:
             connection.execution_options(**dialects.isolation(connection.dialect))
-            was_open = self.is_shared() and dialects.is_open(connection)
-            connection.begin()
             tx = Transaction(lambda: connection, schema=self._schema, clock=self._clock)
             tx.subject = subject
             try:
-                dialects.begun(connection, was_open=was_open, reading=reading)
+                connection.begin()
+                dialects.begun(connection, reading=reading)
                 yield tx
+                if not reading:  # else there is nothing whose outcome could be unknown
+                    with answered(connection, lambda: tx.subject, patience):
+                        connection.commit()
             except BaseException:
                 dialects.rollback(connection)
                 raise
-            with answered(lambda: tx.subject, lambda: dialects.rollback(connection)):
-                dialects.commit(connection, patience=patience)
+            dialects.rollback(connection)
 
-    def is_shared(self) -> bool:
-        """Whether the pool gives one connection to several users at once."""
-        return isinstance(self.engine.pool, (StaticPool, SingletonThreadPool))
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the connection to ourselves where the pool gives one to everybody, or refuse it.
+
+        Such pools are for in-memory databases. Beginning, and even looking (the pool rolls back what
+        comes back to it), would end a transaction that somebody has open on it.
+        """
+        pool = self.engine.pool
+        if not isinstance(pool, (StaticPool, SingletonThreadPool)):
+            yield
+            return
+        if dialects.capabilities(self.engine.dialect).read_committed:
+            raise UnsupportedDatabase(f"{type(pool).__name__} shares one connection; use another pool")
+        patience, turn = self.patience(), _TURNS.setdefault(pool, Lock())
+        while isinstance(pool, StaticPool) and not turn.acquire(blocking=False):
+            if not patience():
+                raise UnsupportedDatabase(_SHARED)
+        try:
+            self._require_free(pool)
+            yield
+        finally:
+            if isinstance(pool, StaticPool):
+                turn.release()
+
+    def _require_free(self, pool: StaticPool | SingletonThreadPool) -> None:
+        if isinstance(pool, StaticPool):
+            driver = pool.connection.driver_connection
+        else:
+            with self.engine.connect() as connection:  # the one that this thread has, if it has one
+                driver = connection.connection.driver_connection
+        if driver is not None and dialects.hides_transactions(driver):
+            raise UnsupportedDatabase(
+                "this pool shares one connection, and in the driver's autocommit=False mode it cannot be "
+                "seen whether somebody is in the middle of a transaction on it; use another pool or mode"
+            )
+        if dialects.is_open(driver):
+            raise UnsupportedDatabase(_SHARED)
 
     def patience(self, seconds: float = PATIENCE) -> Patience:
         """A new time in which to try again."""
@@ -93,13 +136,26 @@ class Transactions:
 
 
 @contextmanager
-def answered(subject: Callable[[], Any], undo: Callable[[], None]) -> Iterator[None]:
-    """Around COMMIT: an error that is not the database's own answer leaves the outcome unknown."""
+def answered(
+    connection: Connection, subject: Callable[[], Any], patience: Callable[[], bool]
+) -> Iterator[None]:
+    """Around the commit of a connection, or of the session that has it.
+
+    `OutcomeUnknown` for an error after COMMIT was sent that is not the database's own answer.
+    """
+    sent = False
+
+    def send(connection: Connection) -> None:
+        nonlocal sent
+        sent = True
+        dialects.send_commit(connection, patience)
+
+    event.listen(connection, "commit", send)
     try:
         yield
-    except BaseException as error:
-        undo()
-        unanswered = isinstance(error, (DBAPIError, OSError)) and not dialects.says_no(error)
-        if unanswered:
+    except (DBAPIError, OSError) as error:
+        if sent and not dialects.says_no(error):
             raise OutcomeUnknown(subject()) from error
         raise
+    finally:
+        event.remove(connection, "commit", send)

@@ -23,7 +23,7 @@ from fencedjobs.jobs import JoinedJobs
 from fencedjobs.models import refuse_bulk_writes
 from fencedjobs.own import Transactions, answered
 from fencedjobs.row_leases import Leases, of_model
-from fencedjobs.transaction import Clock, Token, Transaction, saw_begin
+from fencedjobs.transaction import JOB, Clock, Token, Transaction, connected, saw_begin
 from fencedjobs.uow import UnitOfWork
 from fencedjobs.values import JobLease, Lease
 
@@ -60,7 +60,7 @@ class Store:
             raise InvalidValue("bind", f"{type(bind).__name__} goes with AsyncStore")
         if isinstance(bind, Connection) or not (isinstance(bind, Engine) or callable(bind)):
             raise InvalidValue("bind", f"must be an Engine or a sessionmaker, got {type(bind).__name__}")
-        self._sessions = sessionmaker(bind) if isinstance(bind, Engine) else bind
+        self._sessions = sessionmaker(bind) if isinstance(bind, Engine) else maker_of(bind)
         self._schema = schema
         self._clock = clock
         self._transactions = self._on(bind) if isinstance(bind, Engine) else None
@@ -75,8 +75,8 @@ class Store:
     def transactions(self) -> Transactions:
         """The store's own transactions, on the engine that the sessions are bound to."""
         if self._transactions is None:
-            with self._sessions() as session:
-                bind = session.get_bind()
+            with self._new_session() as session:
+                bind = session.get_bind(JOB)
             if not isinstance(bind, Engine):
                 raise UnsupportedDatabase(
                     "the sessions are bound to one connection, where the store cannot have transactions "
@@ -109,7 +109,7 @@ class Store:
         outside of a savepoint, or if the block ended the transaction itself. `OutcomeUnknown` if the
         answer to COMMIT was lost.
         """
-        with self._sessions() as session, self.in_session(session) as uow:
+        with self._new_session() as session, self.in_session(session) as uow:
             yield uow
 
     @contextmanager
@@ -122,7 +122,7 @@ class Store:
         is proven whole, the job is completed under its lease, and all is committed. `LeaseLost`,
         `TransactionLost` and the block's own errors roll everything back; see `begin`.
         """
-        with self._sessions() as session, self.completing_in(session, lease, result, now=now) as uow:
+        with self._new_session() as session, self.completing_in(session, lease, result, now=now) as uow:
             yield uow
 
     @contextmanager
@@ -145,47 +145,67 @@ class Store:
     ) -> Iterator[UnitOfWork]:
         """A transaction of the store's on a fresh session; ``last`` runs when the block is proven whole."""
         self._check()
-        uow = self._begin_session(session)
-        token = Token(session, session.connection())
         try:
-            yield uow
-            token.redeem()
-            last(uow)
-        except BaseException as error:
-            token.close()
-            session.rollback()
-            if isinstance(error, InboxConflict):
-                self.inbox.record_conflict(error)
+            with self.transactions.alone(), self._begun(session) as (uow, connection):
+                token = Token(session, connection)
+                try:
+                    yield uow
+                    token.redeem()
+                    last(uow)
+                    with answered(connection, lambda: subject, self.transactions.patience()):
+                        session.commit()
+                finally:
+                    token.close()
+        except InboxConflict as conflict:
+            self.inbox.record_conflict(conflict)
             raise
-        with answered(lambda: subject, session.rollback):
-            session.commit()
 
-    def _begin_session(self, session: Session) -> UnitOfWork:
+    @contextmanager
+    def _begun(self, session: Session) -> Iterator[tuple[UnitOfWork, Connection]]:
+        """The session in a transaction of the store's, which is rolled back on an error."""
+        if session.twophase:
+            raise UnsupportedDatabase("a twophase session cannot complete a job; use sessions without it")
         refuse_bulk_writes(session)
-        dialect = session.get_bind().dialect
-        connection = session.connection(execution_options=dialects.isolation(dialect))
         patience = self.transactions.patience()
         while True:
             try:
-                dialects.begun(connection, was_open=self.transactions.is_shared())
+                connection = self._begin(session)
                 break
             except DBAPIError as error:
                 if not (dialects.is_transient(error) and patience()):
-                    session.rollback()
                     raise
+        try:
+            yield UnitOfWork(session, schema=self._schema, clock=self._clock), connection
+        except BaseException:
+            dialects.abandon(connection)
+            _roll_back(session)
+            raise
+
+    def _begin(self, session: Session) -> Connection:
+        try:
+            session.begin()
+            engine = self.transactions.engine
+            connection = connected(session, **dialects.isolation(engine.dialect))
+            dialects.begun(connection)
+        except BaseException:
+            _roll_back(session)
+            raise
         saw_begin(session)
-        return UnitOfWork(session, schema=self._schema, clock=self._clock)
+        return connection
+
+    def _new_session(self) -> Session:
+        session = self._sessions()
+        refuse_used(session)
+        return session
 
     def _check(self) -> None:
-        if self._checked:
-            return
-        transactions = self.transactions
-        with transactions.engine.connect() as connection:
-            if transactions.is_shared() and dialects.is_open(connection):
-                return  # looking, and giving the connection back, would end the other transaction
-            dialects.require_version(connection)
-            schema.require(connection, self._schema)
-        self._checked = True
+        if not self._checked:
+            self.transactions.run(self._require, reading=True)
+            self._checked = True
+
+    def _require(self, tx: Transaction) -> None:
+        dialects.require_version(tx.connection)
+        schema.require(tx.connection, self._schema)
 
     # --- jobs -------------------------------------------------------------------------------------
 
@@ -281,3 +301,27 @@ class Store:
     def who(self, owner: str | None) -> str:
         """The owner as given, or the default one."""
         return self.owner if owner is None else edge.key("owner", owner)
+
+
+def maker_of(bind: Any) -> Any:
+    """What makes new sessions: of a ``scoped_session``, whose session is the host's, what is behind it."""
+    return getattr(bind, "session_factory", bind)
+
+
+def refuse_used(session: Session) -> None:
+    """Refuse a session that is in a transaction, before it is closed and its transaction lost."""
+    if session.in_transaction():
+        raise UnsupportedDatabase(
+            "the store was given a session that is in a transaction already; it needs new ones, as from "
+            "a sessionmaker. Within a transaction of yours use UnitOfWork(session)"
+        )
+
+
+def _roll_back(session: Session) -> None:
+    """Roll back and raise nothing, so that the error that led here comes out."""
+    for way in (session.rollback, session.close, session.invalidate):
+        try:
+            way()
+        except Exception:  # noqa: BLE001 - then the next way, which asks less of the connection
+            continue
+        return

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, CursorResult, Executable, Table, event
-from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy import Connection, CursorResult, Executable, Table, event, inspect
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from fencedjobs import dialects, payload
 from fencedjobs.dialects import Capabilities
 from fencedjobs.errors import TransactionLost
-from fencedjobs.models import tables
+from fencedjobs.models import Job, tables
 
 Clock = Callable[[], float]
 
+JOB: Final = inspect(Job)
 _BEGUN: Final = "fencedjobs.begun"
 _MAY_FAIL: Final = "fencedjobs_may_fail"
 
@@ -24,6 +26,11 @@ _MAY_FAIL: Final = "fencedjobs_may_fail"
 def saw_begin(session: Session) -> None:
     """Remember that the session's present transaction has really begun in the database."""
     session.info[_BEGUN] = session.get_transaction()
+
+
+def connected(session: Session, **options: Any) -> Connection:
+    """The session's connection to the database that has our tables, whichever others it is bound to."""
+    return session.connection(bind_arguments={"mapper": JOB}, execution_options=options)
 
 
 class Transaction:
@@ -53,9 +60,9 @@ class Transaction:
         """The transaction that the caller's session is in; begun if it is not yet."""
 
         def connect() -> Connection:
-            connection = session.connection()
+            connection = connected(session)
             unseen = session.info.get(_BEGUN) is not session.get_transaction()
-            if dialects.join(connection, doubtful=unseen and session.in_nested_transaction()):
+            if dialects.join(connection, doubtful=unseen and connection.in_nested_transaction()):
                 saw_begin(session)
             return connection
 
@@ -111,40 +118,72 @@ class Token:
         self._session = session
         self._connection = connection
         self._root = session.get_transaction()
+        self._inner = connection.get_transaction()
         self._name = f"fj_{secrets.token_hex(8)}"
         connection.exec_driver_sql(f"SAVEPOINT {self._name}")
         self._watch = _Watch(connection)
-        event.listen(session, "before_commit", self._refuse_commit)
+        self._handler = (
+            (session, "before_commit", self._refuse_commit),
+            (session, "after_begin", self._refuse_another),
+        )
+        for target, name, listener in self._handler:
+            event.listen(target, name, listener)
 
     def redeem(self) -> None:
-        """Flush, and raise `TransactionLost` unless everything since the start is still there."""
-        try:
-            self._session.flush()
-        except InvalidRequestError as error:  # a flush failed before and the error was swallowed
-            raise TransactionLost(f"an earlier flush failed: {error}") from error
-        self.close()
-        if self._session.get_transaction() is not self._root:
-            raise TransactionLost("the handler ended the transaction that is not its own")
-        if self._session.in_nested_transaction():
-            raise TransactionLost("the handler left a begin_nested() open")
-        if self._watch.failed():
-            raise TransactionLost("a statement failed and the handler swallowed the error")
+        """Flush, and raise `TransactionLost` unless everything since the start is still there.
+
+        Errors are watched for until COMMIT: hooks of the host may run statements before it.
+        """
+        self._require_whole()
+        self._session.flush()
+        self._require_whole()
         try:
             self._connection.exec_driver_sql(f"RELEASE SAVEPOINT {self._name}")
         except DBAPIError as error:
             raise TransactionLost(
                 f"the database has ended or aborted the transaction: {error.orig}"
             ) from error
+        self._let_go()
+        self._watch.released = True
 
     def close(self) -> None:
         """Stop watching; may be called again."""
+        self._let_go()
         self._watch.close()
-        if event.contains(self._session, "before_commit", self._refuse_commit):
-            event.remove(self._session, "before_commit", self._refuse_commit)
+
+    def _let_go(self) -> None:
+        for target, name, listener in self._handler:
+            if event.contains(target, name, listener):
+                event.remove(target, name, listener)
+
+    def _require_whole(self) -> None:
+        self._watch.require_no_failure()
+        same = self._session.get_transaction() is self._root
+        if not same or self._connection.closed or self._connection.get_transaction() is not self._inner:
+            raise TransactionLost("the handler ended the transaction that is not its own")
+        if self._session.in_nested_transaction():
+            raise TransactionLost("the handler left a begin_nested() open")
 
     def _refuse_commit(self, session: Session) -> None:
         if not session.in_nested_transaction():
-            raise TransactionLost("this transaction is committed with the completion, not by the handler")
+            raise TransactionLost(_NOT_YOURS)
+
+    def _refuse_another(self, session: Session, transaction: Any, connection: Connection) -> None:
+        """Before anything is written in a transaction that would not be rolled back with this one."""
+        if session.get_transaction() is not self._root:
+            raise TransactionLost("the handler ended the transaction that is not its own, and goes on")
+        if connection is not self._connection:
+            raise TransactionLost(
+                f"this session also uses {connection.engine.url!r}; what is written there cannot be "
+                "committed together with the completion"
+            )
+
+
+_NOT_YOURS: Final = "this transaction is committed with the completion, not by the handler"
+_ENDS: Final = re.compile(
+    r"\s*(commit|end|abort|begin(?!\s+not)|start\s+transaction|rollback(?!\s+(work\s+|transaction\s+)?to\b))\b",
+    re.IGNORECASE,
+)
 
 
 class _Watch:
@@ -156,18 +195,21 @@ class _Watch:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._unended = [0]
+        self.released = False  #: whether the transaction may be committed now
         self._events = (
             ("before_cursor_execute", self._begins),
             ("after_cursor_execute", self._ended),
             ("savepoint", self._deeper),
             ("rollback_savepoint", self._forgiven),
             ("release_savepoint", self._kept),
+            ("commit", self._committing),
         )
         for name, listener in self._events:
             event.listen(connection, name, listener)
 
-    def failed(self) -> bool:
-        return any(self._unended)
+    def require_no_failure(self) -> None:
+        if any(self._unended):
+            raise TransactionLost("a statement failed and the error was swallowed")
 
     def close(self) -> None:
         for name, listener in self._events:
@@ -175,6 +217,8 @@ class _Watch:
                 event.remove(self._connection, name, listener)
 
     def _begins(self, *event: Any) -> None:
+        if not self.released and _ENDS.match(event[2]):
+            raise TransactionLost(_NOT_YOURS)
         self._unended[-1] += self._counts(*event)
 
     def _ended(self, *event: Any) -> None:
@@ -190,9 +234,16 @@ class _Watch:
         self._unended.append(0)
 
     def _forgiven(self, *_: Any) -> None:
-        if len(self._unended) > 1:
-            self._unended.pop()
+        self._leave()
 
     def _kept(self, *_: Any) -> None:
-        if len(self._unended) > 1:
-            self._unended[-2] += self._unended.pop()
+        inside = self._leave()
+        self._unended[-1] += inside
+
+    def _leave(self) -> int:
+        return self._unended.pop() if len(self._unended) > 1 else 0
+
+    def _committing(self, connection: Any) -> None:
+        if not self.released:
+            raise TransactionLost(_NOT_YOURS)
+        self.require_no_failure()

@@ -1,0 +1,210 @@
+"""An application as it is found: its engine, a store on it, and what must still be true of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import Engine, NullPool, String, create_engine, delete, event, select, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.util import greenlet_spawn
+
+from fencedjobs import AsyncStore, JobLease, JobState, Store
+from tests.databases import Database
+from tests.forms import Blocking
+
+T = TypeVar("T")
+Handler = Callable[[Session], object]
+
+
+class Base(DeclarativeBase):
+    """The tables of the application."""
+
+
+class Order(Base):
+    """A business row; ``note`` is unique, for those who want to break something."""
+
+    __tablename__ = "host_orders"
+    __table_args__ = ({"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"},)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    note: Mapped[str] = mapped_column(String(50), unique=True)
+
+
+@dataclass
+class Host:
+    """One application: a sync engine, or the sync side of an async one."""
+
+    database: Database
+    engine: Engine
+    store: Store
+    runner: asyncio.Runner | None
+    observer: Engine
+    async_engine: AsyncEngine | None = None
+    _count: int = field(default=0)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Do sync work on the engine: inside a greenlet where the driver is for asyncio."""
+        if self.runner is None:
+            return work()
+
+        async def in_greenlet() -> T:
+            return cast("T", await greenlet_spawn(work))
+
+        return self.runner.run(in_greenlet())
+
+    def sessions(self, **options: Any) -> sessionmaker[Session]:
+        """Sessions of the application itself; to be used within `run`."""
+        return sessionmaker(self.engine, **options)
+
+    def leased(self) -> JobLease:
+        """The lease of a new job."""
+        self._count += 1
+        id = f"job-{self._count}"
+        self.store.enqueue(id)
+        lease = self.store.claim("worker", ttl=600, id=id)
+        assert lease is not None
+        return lease
+
+    def completing(self, lease: JobLease, handler: Handler, **options: Any) -> None:
+        """Complete with what ``handler`` does to the session."""
+        with self.store.completing(lease, **options) as uow:
+            within(uow, handler)
+
+    def begin(self, handler: Handler) -> None:
+        with self.store.begin() as uow:
+            within(uow, handler)
+
+    def state(self, lease: JobLease) -> JobState:
+        record = self.store.get(lease.id)
+        assert record is not None
+        return record.state
+
+    def notes(self) -> list[str]:
+        """The business rows that are committed."""
+        with self.observer.connect() as connection:
+            return sorted(connection.scalars(select(Order.__table__.c.note)))
+
+    def verdict(self, handler: Handler, lease: JobLease | None = None) -> tuple[object, ...]:
+        """What came of completing with this handler: the error, the job's state, and the business rows."""
+        lease = lease or self.leased()
+        error = told(self.completing, lease, handler)
+        seen = (type(error).__name__ if error else "", str(self.state(lease)), *self.notes())
+        self.clear()
+        return seen
+
+    def clear(self) -> None:
+        with self.observer.begin() as connection:
+            connection.execute(delete(Order))
+
+    def left_behind(self) -> list[str]:
+        """What somebody who leaves should have tidied up. Servers need a moment to see a client go."""
+        end = time.monotonic() + 3
+        while (found := self._found()) and time.monotonic() < end:
+            time.sleep(0.02)
+        return found
+
+    def _found(self) -> list[str]:
+        out = getattr(self.engine.pool, "checkedout", lambda: 0)()
+        found = [f"{out} connections are checked out"] if out else []
+        return found + open_transactions(self.observer)
+
+
+def within(uow: Any, handler: Handler) -> Any:
+    """Give the handler the unit of work's session, in its sync form."""
+    run_sync = getattr(uow.session, "run_sync", None)
+    return handler(uow.session) if run_sync is None else run_sync(handler)
+
+
+def told(attempt: Callable[..., object], *args: Any, **kwargs: Any) -> BaseException | None:
+    """The error of this call."""
+    try:
+        attempt(*args, **kwargs)
+    except BaseException as error:  # noqa: BLE001 - the test says what it may be
+        return error
+    return None
+
+
+def open_transactions(observer: Engine) -> list[str]:
+    """The transactions that other connections to this database have open."""
+    backend = observer.dialect.name
+    with observer.connect() as connection:
+        if backend == "sqlite":
+            try:
+                connection.exec_driver_sql("BEGIN EXCLUSIVE")
+            except OperationalError as error:
+                return [f"somebody has a lock: {error.orig}"]
+            connection.exec_driver_sql("ROLLBACK")
+            return []
+        rows = connection.execute(text(_OPEN[backend])).all()
+        return [f"a connection is in a transaction: {tuple(row)}" for row in rows]
+
+
+_OPEN = {
+    "postgresql": "SELECT pid, state, query FROM pg_stat_activity WHERE datname = current_database() "
+    "AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%'",
+    "mysql": "SELECT p.id, t.trx_state, t.trx_query FROM information_schema.innodb_trx t "
+    "JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "
+    "WHERE p.db = DATABASE() AND p.id <> CONNECTION_ID()",
+}
+
+
+_OBSERVING: dict[str, dict[str, Any]] = {
+    "sqlite": {"poolclass": NullPool, "connect_args": {"timeout": 0}},
+    "postgresql": {"isolation_level": "AUTOCOMMIT"},
+    "mariadb": {"isolation_level": "AUTOCOMMIT", "connect_args": {"ssl_disabled": True}},  # TLS takes 0.1 s
+}
+
+
+@contextmanager
+def hosted(
+    database: Database,
+    driver: str | None = None,
+    *,
+    sessions: dict[str, Any] | None = None,
+    adapt: Callable[[Engine], object] = lambda engine: None,
+    **options: Any,
+) -> Iterator[Host]:
+    """An application on this database, by this driver; nothing may be left behind at its end.
+
+    ``options`` are those of its engine, ``sessions`` those of its sessionmaker if it has one of its own;
+    ``adapt`` does to the engine what the application does at start.
+    """
+    with ExitStack() as stack:
+        url = database.url if driver is None else database.async_url(driver)
+        observer = create_engine(database.url, **_OBSERVING[database.backend])
+        stack.callback(observer.dispose)
+        Base.metadata.create_all(observer)
+        if driver is None:
+            engine, runner, aio = create_engine(url, **options), None, None
+            adapt(engine)
+            stack.callback(engine.dispose)
+            store = Store(engine if sessions is None else sessionmaker(engine, **sessions))
+        else:
+            runner = stack.enter_context(asyncio.Runner())
+            aio = create_async_engine(url, **options)
+            engine = aio.sync_engine
+            adapt(engine)
+            stack.callback(lambda: runner.run(aio.dispose()))
+            made = AsyncStore(aio if sessions is None else async_sessionmaker(aio, **sessions))
+            store = cast("Store", Blocking(made, runner))
+        host = Host(database, engine, store, runner, observer, aio)
+        yield host
+        assert host.left_behind() == []
+
+
+def on_connect(engine: Engine, *statements: str) -> None:
+    """What many applications do: statements for each new connection."""
+
+    @event.listens_for(engine, "connect")
+    def run(dbapi_connection: Any, _: Any) -> None:
+        cursor = dbapi_connection.cursor()
+        for statement in statements:
+            cursor.execute(statement)
+        cursor.close()

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.databases import Database
+from tests.forms import FORMS
+from tests.forms import driver as driver
+from tests.hosts import Host, hosted
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test with ``host`` runs on every database, and by every driver for asyncio."""
+    if "host" in metafunc.fixturenames:
+        ids = [driver or backend for backend, driver in FORMS]
+        mark = pytest.mark.parametrize(("database", "driver"), FORMS, indirect=True, ids=ids)
+        metafunc.definition.add_marker(mark)
+
+
+@pytest.fixture
+def host(database: Database, driver: str | None) -> Iterator[Host]:
+    with hosted(database, driver) as host:
+        yield host
