@@ -13,8 +13,8 @@ and raises `Disagreement` if not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from fencedjobs.errors import LeaseLost
@@ -35,7 +35,7 @@ class Disagreement(AssertionError):
     """The store gave an answer, or left a row, that the contract does not allow."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
     """One job as it must be."""
 
@@ -74,6 +74,10 @@ class Row:
     def due(self, now: float) -> bool:
         """Whether it waited for an instant that has come: from that instant on, inclusive."""
         return self.state in WAITING and self.until <= now
+
+    def free(self, now: float) -> bool:
+        """Whether a claim gets it."""
+        return (self.state is JobState.READY or self.due(now)) and not self.spent(now)
 
     def spent(self, now: float) -> frozenset[str]:
         """Why no further fence may be given; empty if one may."""
@@ -181,12 +185,15 @@ class JobModel:
         self.rows[name] = row
         return name
 
-    def enqueue_many(self, items: Sequence[Mapping[str, Any]], *, answer: Sequence[str]) -> list[str]:
+    def enqueue_many(
+        self, items: Sequence[Mapping[str, Any]], *, now: float, answer: Sequence[str]
+    ) -> list[str]:
         """One after the other; the ids that were created."""
         given = {item.get("id") for item in items}
         made_up = (name for name in answer if name not in given)
         created = [
-            self.enqueue(**item, answer=None if item.get("id") else next(made_up, None)) for item in items
+            self.enqueue(**item, now=now, answer=None if item.get("id") else next(made_up, None))
+            for item in items
         ]
         return [name for name in created if name is not None]
 
@@ -212,42 +219,54 @@ class JobModel:
 
     def claim_many(
         self, owner: str | None = None, *, ttl: float, limit: int, now: float, queue: str = "default",
-        kinds: Iterable[str] | None = None,
+        kinds: Collection[str] | None = None,
     ) -> list[JobLease]:  # fmt: skip
-        """The first ``limit`` ready jobs, after due ones have become ready; spent ones are set aside."""
-        wanted = None if kinds is None else frozenset(kinds)
-        self._promote(queue, limit, now)
-        taken: list[JobLease] = []
-        for row in self._ready(queue):
-            fits = len(taken) < limit and (wanted is None or row.kind in wanted)
-            reasons = row.spent(now)
-            if reasons and (fits or self._moved(row)):
-                row.set_aside(reasons)
-            elif fits:
-                taken.append(row.take(self._owner(row, owner), ttl, now))
-        for row in self._due(queue, now):
-            idle = len(taken) < limit and not row.spent(now) and (wanted is None or row.kind in wanted)
-            _require(not idle, f"{row.id!r} is due and was left, though only {len(taken)} were claimed")
-        return taken
+        """The first ``limit`` ready jobs, after due ones have become ready; spent ones are set aside.
 
-    def _promote(self, queue: str, limit: int, now: float) -> None:
-        """Which due rows were promoted is free, if the earliest ``limit`` of them were."""
+        What is exact: the order among the jobs that were ready, or among the ``limit`` due first.
+        If those do not suffice, more due jobs are promoted to fill up, and among them priority is
+        best effort. A claim falls short only if nothing is left that it could take.
+        """
+        late = self._promote(queue, limit, now)
+        wanted = [row for row in self.rows.values() if kinds is None or row.kind in kinds]
+        ready = [row for row in self._ready(queue) if row in wanted]
+        fit = [row for row in ready if not row.spent(now)]
+        sure = [row for row in fit if row not in late]
+        if len(sure) >= limit:
+            chosen = fit[:limit]
+            met = ready[: ready.index(chosen[-1])]
+        else:
+            chosen = [row for row in fit if row in sure or self._moved(row)][:limit]
+            met = ready
+        due = [row for row in self._due(queue, now) if row in wanted and not row.spent(now)]
+        left = [row.id for row in (*fit, *due) if row not in chosen]
+        told = f"{len(chosen)} were claimed, with limit {limit}, and left are {left}"
+        _require(len(chosen) == limit or not left, told)
+        for row in self._ready(queue):
+            if row.spent(now) and (row in met or self._moved(row)):
+                row.set_aside(row.spent(now))
+        return [row.take(self._owner(row, owner), ttl, now) for row in chosen]
+
+    def _promote(self, queue: str, limit: int, now: float) -> list[Row]:
+        """Promote what the store promoted, the ``limit`` due first among it; those that were not first.
+
+        Of several that are due at the same instant, any may be first.
+        """
         due = self._due(queue, now)
         moved = [row for row in due if self._moved(row)]
-        earliest = due[:limit]
-        last = earliest[-1].until if earliest else now  # rows due at the same instant are as good
-        reached = sum(row.until <= last for row in moved)
-        passed_over = [row.id for row in earliest if row.until < last and row not in moved]
-        _require(
-            reached >= len(earliest) and not passed_over,
-            f"of the {len(earliest)} rows due first {reached} were promoted, passed over: {passed_over}",
-        )
+        bound = due[:limit][-1].until if due else now
+        first = [row for row in moved if row.until <= bound]
+        missed = [row.id for row in due[:limit] if row.until < bound and row not in moved]
+        told = f"{len(first)} of {len(due)} due rows were promoted, with limit {limit}; missed: {missed}"
+        _require(len(first) >= min(limit, len(due)) and not missed, told)
+        tied = sum(row.until <= bound for row in due) > limit
+        late = [row for row in moved if row.until > bound or (tied and row.until == bound)]
         for row in moved:
-            reasons = row.spent(now)
-            if reasons:
-                row.set_aside(reasons)
+            if row.spent(now):
+                row.set_aside(row.spent(now))
             else:
                 row.leave(JobState.READY)
+        return late
 
     def _due(self, queue: str, now: float) -> list[Row]:
         rows = (row for row in self.rows.values() if row.queue == queue and row.due(now))
@@ -277,11 +296,11 @@ class JobModel:
             raise LeaseLost(lease, row)
         return row
 
-    def renew(self, lease: Lease, *, ttl: float, now: float) -> JobLease:
-        """The same attempt, for longer (or shorter)."""
-        return self._held(lease, now).extend(ttl, now)
+    def renew(self, lease: JobLease, *, ttl: float, now: float) -> JobLease:
+        """The same attempt, for longer (or shorter): the lease as it was presented, with a new end."""
+        return replace(lease, until=self._held(lease, now).extend(ttl, now).until)
 
-    def renew_many(self, leases: Iterable[Lease], *, ttl: float, now: float) -> list[JobLease | None]:
+    def renew_many(self, leases: Iterable[JobLease], *, ttl: float, now: float) -> list[JobLease | None]:
         """In input order, ``None`` for each lost one."""
         renewed: list[JobLease | None] = []
         for lease in leases:

@@ -239,8 +239,7 @@ def test_enqueue_of_an_existing_id_changes_nothing(jobs: Jobs) -> None:
 
 def test_many_are_enqueued_in_input_order_and_a_repeated_id_once(jobs: Jobs) -> None:
     items: list[dict[str, Any]] = [{"id": "b"}, {}, {"id": "b"}, {"id": "a"}]
-    items = [item | {"now": 0.0} for item in items]
-    assert jobs.enqueue_many(items, answer=["b", "new", "a"]) == ["b", "new", "a"]
+    assert jobs.enqueue_many(items, now=0.0, answer=["b", "new", "a"]) == ["b", "new", "a"]
     assert [lease.id for lease in jobs.claim_many("A", ttl=1, limit=9, now=0.0)] == ["b", "new", "a"]
 
 
@@ -276,7 +275,7 @@ def test_promoting_nothing_or_a_later_job_first_is_refused(jobs: Jobs) -> None:
     with pytest.raises(Disagreement):
         jobs.claim_many("A", ttl=1, limit=1, now=5.0)
     jobs.seen["late"] = Seen(JobState.LEASED, 1)
-    with pytest.raises(Disagreement, match="of the 1 rows due first 0 were promoted"):
+    with pytest.raises(Disagreement, match="0 of 2 due rows were promoted, with limit 1"):
         jobs.claim_many("A", ttl=1, limit=1, now=5.0)
 
 
@@ -284,8 +283,21 @@ def test_a_due_job_is_not_left_behind_a_spent_one(jobs: Jobs) -> None:
     scheduled(jobs, fresh=3.0)
     jobs.enqueue("spent", run_at=1.0, deadline=2.0, now=0.0)
     jobs.seen["spent"] = Seen(JobState.QUARANTINED)
-    with pytest.raises(Disagreement, match="'fresh' is due and was left"):
+    with pytest.raises(Disagreement, match="left are \\['fresh'\\]"):
         jobs.claim_many("A", ttl=1, limit=1, now=5.0)
+
+
+@pytest.mark.parametrize("filler", ["late", "later"])
+def test_a_claim_that_promotes_more_to_fill_up_may_take_any_of_them(jobs: Jobs, filler: str) -> None:
+    jobs.enqueue("spent", run_at=1.0, deadline=2.0, now=0.0)
+    scheduled(jobs, late=3.0, later=4.0)
+    jobs.seen |= {
+        "spent": Seen(JobState.QUARANTINED),
+        "late": Seen(JobState.READY),
+        "later": Seen(JobState.READY),
+    }
+    jobs.seen[filler] = Seen(JobState.LEASED, 1)
+    assert [lease.id for lease in jobs.claim_many("A", ttl=1, limit=1, now=5.0)] == [filler]
 
 
 def test_kinds_are_filtered_and_others_stay(jobs: Jobs) -> None:

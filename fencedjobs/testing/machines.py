@@ -1,0 +1,468 @@
+"""A Hypothesis state machine over every verb of jobs and locks, on a real database.
+
+    TestJobs = job_machine(store).TestCase
+
+Each step calls a verb on the store and the same verb on the oracle (`model`), then reads every row
+that the example has touched in a transaction of its own, and compares answers and rows. The clock is
+the machine's, passed as ``now=``: it stands still, creeps, and jumps onto the very instants at which
+a lease, a wait or a deadline ends, and next to them. Leases of former claims, and forged ones, stay
+in the game to the end.
+
+Counts, sweeps and purges are of whole tables, so the tables must be empty, and nobody else may work
+on them meanwhile: use a database of your own. After each example the machine deletes the rows that
+it made, and only those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from sqlalchemy import delete
+
+from fencedjobs.errors import InvalidValue, LeaseLost
+from fencedjobs.models import Base, Job, Lock
+from fencedjobs.retry import Retry
+from fencedjobs.testing.blocking import Blocking
+from fencedjobs.testing.model import Disagreement, JobModel, LockModel
+from fencedjobs.values import JobLease, JobRecord, Lease
+
+NAMES: Final = ("a", "A", "a ", "\u00e1", "a\u0301")  # five different ids, whatever the collation
+LOCKS: Final = ("cron", "Cron")
+OWNERS: Final = ("A", "B", "a")
+KINDS: Final = ("", "mail")
+VALUES: Final = (None, 0, {"qty": 7}, [1.5, "\u00e4"], 2**53 + 1, {"a": {"b": [True, ""]}})
+RETRIES: Final = (
+    None, Retry(), Retry(base=2.0, jitter=False), Retry(base=0.0), Retry(base=3.0, factor=4.0, cap=5.0),
+)  # fmt: skip
+UNNAMED: Final = 3  # at most so many ids made up by the store in one example
+ALONE: Final = ("claim", "renew")  # verbs that no transaction of the caller's offers
+
+
+# --- what an example is made of -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call, printed as it is made."""
+
+    verb: str
+    arguments: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"{self.verb}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
+
+
+@dataclass(frozen=True)
+class Past:
+    """One of the leases that were given: the ``nth`` before the latest, perhaps forged."""
+
+    nth: int
+    forged: str | None
+
+    def among(self, leases: list[Any]) -> Any:
+        """The lease, or ``None`` if there are none yet."""
+        return _forge(leases[-1 - self.nth % len(leases)], self.forged) if leases else None
+
+
+def _forge(lease: Any, how: str | None) -> Any:
+    """A lease that was never given, or is not given yet."""
+    if how == "owner":
+        return replace(lease, owner=next(owner for owner in OWNERS if owner != lease.owner))
+    if how == "id":
+        return replace(lease, id=next(name for name in (*NAMES, *LOCKS) if name != lease.id))
+    return replace(lease, fence=lease.fence + {"younger": 1, "older": -1}.get(how or "", 0))
+
+
+def _one_of(*values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(values)
+
+
+_names, _values = _one_of(*NAMES), _one_of(*VALUES)
+_owners, _retries = _one_of(*OWNERS), _one_of(*RETRIES)
+_queues, _limits = _one_of("default", "default", "shop"), _one_of(1, 2, 3)
+_ttls = _one_of(1.0, 2.5, 10.0, 1e-6)
+_forged = _one_of(None, None, None, None, None, "owner", "younger", "older", "id")
+_leases = st.builds(Past, _one_of(0, 0, 0, 1, 1, 2, 3, 5), _forged)
+_ends = _one_of("complete", "fail", "release")
+_few_leases = st.lists(_leases, max_size=3)
+
+
+@st.composite
+def _new_jobs(draw: st.DrawFn) -> dict[str, Any]:
+    """Arguments of enqueue; ``run_at`` and ``deadline`` count from now until the machine adds it."""
+    job = {"id": draw(_names), "payload": draw(_values)}
+    job |= {"queue": draw(_queues), "kind": draw(_one_of(*KINDS))}
+    job |= {"priority": draw(_one_of(0, 0, 5, -1)), "max_attempts": draw(_one_of(1, 2, 3))}
+    job |= {"deadline": draw(_one_of(None, None, None, None, 10.0, 2.5, 1.0, 0.0))}
+    start = draw(_one_of(None, None, None, None, 0.0, 1.0, 2.5, -1.0))
+    by = "run_at" if start == -1.0 else draw(_one_of("run_at", "delay"))
+    return {**job, by: start}
+
+
+def _step(verb: str, /, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
+    return st.builds(Step, st.just(verb), st.fixed_dictionaries(arguments))
+
+
+_CLAIMS: Final = [
+    _step(
+        "attempt", nth=_limits, owner=_owners, ttl=_ttls, wait=_one_of(None, -1, 0, 1), end=_ends,
+        retry=_retries, result=_values,
+    ),
+    _step("claim_by_id", name=_names, owner=_owners, ttl=_ttls),
+    _step("claim_next", owner=_one_of(None, *OWNERS), ttl=_ttls, queue=_queues),
+    _step(
+        "claim_many", owner=_owners, ttl=_ttls, limit=_limits, queue=_queues,
+        kinds=_one_of(None, None, KINDS[:1], KINDS[1:], KINDS),
+    ),
+]  # fmt: skip
+_ENDS: Final = [
+    _step("end", past=_leases, end=_ends, retry=_retries, result=_values),
+    _step("renew", past=_leases, ttl=_ttls),
+    _step("completing", past=_leases, result=_values, job=_new_jobs(), breaks=_one_of(False, False, True)),
+]
+_CLOCK: Final = [
+    _step("creep", by=_one_of(1e-6, 0.25, 1.0)),
+    _step("jump", which=st.integers(0, 3), side=_one_of(0, 0, -1, 1)),
+]
+_OTHERS: Final = [
+    _step("enqueue", job=_new_jobs(), named=st.booleans()),
+    _step("enqueue_many", jobs=st.lists(_new_jobs(), max_size=4)),
+    _step("renew_many", pasts=_few_leases, ttl=_ttls),
+    _step("complete_many", pasts=_few_leases, results=st.booleans()),
+    _step("operate", verb=_one_of("cancel", "quarantine", "requeue"), name=_names, payload=_values),
+    _step("sweep", limit=_limits),
+    _step("purge", ago=_one_of(0.0, 1.0, -1.0), limit=_limits, forget=st.booleans()),
+    _step("cancel_and_purge", name=_names, ago=_one_of(-1.0, 0.0)),
+    _step("leave_no_trace", job=_new_jobs(), name=_names, bad=_one_of(None, 0.0, -1.0, math.nan, math.inf)),
+    _step("lock", name=_one_of(*LOCKS), owner=_owners, ttl=_ttls),
+    _step("locked", past=_leases, verb=_one_of("renew", "release", "check")),
+]
+_STEPS: Final = st.one_of(*_CLAIMS, *_CLAIMS, *_ENDS, *_ENDS, *_CLOCK, *_CLOCK, *_OTHERS)
+
+
+class _JobMachine(RuleBasedStateMachine):
+    """What each step does; `job_machine` gives it a store.
+
+    There is one rule, and a step is its argument: Hypothesis switches rules off for whole examples,
+    and most examples without claims, or without a clock, would show nothing.
+    """
+
+    open_store: Callable[[], Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.joined = False
+        self.leases: list[JobLease] = []  #: all that were ever given, the latest last
+        self.locks: list[Lease] = []
+        self.seen: dict[str, JobRecord | None] = {}
+        self.counted: Any = {}
+        self.model = JobModel(lambda name: self.seen.get(name))  # noqa: PLW0108 - `seen` is replaced
+        self.lock_model = LockModel()
+        self.store = type(self).open_store()
+        if self.store.counts():
+            raise ValueError("the machine needs empty tables: its sweeps and purges would touch these jobs")
+
+    @initialize(
+        now=_one_of(0.0, 1000.0, 1764000000.25), joined=st.booleans(),
+        jobs=st.lists(_new_jobs(), min_size=3, max_size=6),
+    )  # fmt: skip
+    def start(self, now: float, joined: bool, jobs: list[dict[str, Any]]) -> None:
+        """Some jobs; ``joined``: verbs are called in a transaction of the example, where they can be."""
+        self.now, self.joined = now, joined
+        self.enqueue_many(jobs)
+
+    @rule(do=_STEPS)
+    def step(self, do: Step) -> None:
+        """One call on both sides."""
+        getattr(self, do.verb)(**do.arguments)
+
+    def teardown(self) -> None:
+        """Delete the rows that this example made, and no others."""
+        jobs, locks = (Base.metadata.tables[model.__tablename__] for model in (Job, Lock))
+        with self.store.begin() as uow:
+            uow.session.execute(delete(jobs).where(jobs.c.id.in_(list(self.seen))))
+            uow.session.execute(delete(locks).where(locks.c.name.in_(LOCKS)))
+
+    # --- calling and comparing --------------------------------------------------------------------
+
+    def both(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the verb on the store and on the oracle; the answer on which they agree."""
+        with self._doing(verb) as jobs:
+            got = _answer(getattr(jobs, verb), *args, **kwargs)
+        self._read(args, kwargs, got)
+        if verb.startswith("enqueue"):
+            kwargs["answer"] = got
+        self._compare(verb, got, _answer(getattr(self.model, verb), *args, **kwargs))
+        answers = got if isinstance(got, list) else [got]
+        self.leases += [lease for lease in answers if isinstance(lease, JobLease) and verb.startswith(ALONE)]
+        return got
+
+    @contextmanager
+    def _doing(self, verb: str) -> Iterator[Any]:
+        if self.joined and not verb.startswith(ALONE):
+            with self.store.begin() as uow:
+                yield uow.jobs
+        else:
+            yield self.store
+
+    def _read(self, *sources: Any) -> None:
+        """Read all jobs of the example, in a transaction that has not written them."""
+        ids = dict.fromkeys([*self.seen, *_ids(sources)])
+        with self.store.begin() as uow:
+            self.seen = {name: uow.jobs.get(name) for name in ids}
+            self.counted = uow.jobs.counts()
+
+    def _compare(self, verb: str, got: Any, want: Any) -> None:
+        """All rows, then the answers."""
+        self.model.agree(self.seen)
+        _same("counts", self.counted, self.model.counts())
+        if isinstance(got, LeaseLost) and isinstance(want, LeaseLost):
+            _same(f"the row told with LeaseLost by {verb}", got.current, self.seen[got.held.id])
+            got, want = (got.held, got.completed), (want.held, want.completed)
+        _same(verb, got, want)
+
+    def _at(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """The job with its instants counted from now."""
+        fixed = {name: job[name] for name in ("run_at", "deadline") if job.get(name) is not None}
+        return {**job, **{name: self.now + wait for name, wait in fixed.items()}}
+
+    # --- the clock --------------------------------------------------------------------------------
+
+    def creep(self, by: float) -> None:
+        """Time goes on a little."""
+        self.now += by
+
+    def jump(self, which: int, side: int) -> None:
+        """Time comes to the very end of a lease, a wait or a deadline, or to the number next to it."""
+        jobs, locks = self.model.rows.values(), self.lock_model.rows.values()
+        ends = {row.until for row in jobs} | {row.deadline or 0.0 for row in jobs}
+        ends |= {row.until for row in locks}
+        ahead = sorted(stop for end in ends - {0.0} if (stop := _beside(end, side)) > self.now)
+        if ahead:
+            self.now = ahead[min(which, len(ahead) - 1)]
+
+    # --- entry and claims -------------------------------------------------------------------------
+
+    def enqueue(self, job: dict[str, Any], named: bool) -> None:
+        """A job under a name, which may exist already, or under an id that the store makes up."""
+        job = self._at(job)
+        if not named and sum(not row.named for row in self.model.rows.values()) < UNNAMED:
+            del job["id"]
+        self.both("enqueue", **job, now=self.now)
+
+    def enqueue_many(self, jobs: list[dict[str, Any]]) -> None:
+        """Several at once; ids may exist already or repeat."""
+        self.both("enqueue_many", [self._at(job) for job in jobs], now=self.now)
+
+    def claim_by_id(self, name: str, owner: str, ttl: float) -> Any:
+        """This job or none."""
+        return self.both("claim", owner, ttl=ttl, id=name, now=self.now)
+
+    def claim_next(self, owner: str | None, ttl: float, queue: str) -> None:
+        """The first of the queue."""
+        self.both("claim", owner, ttl=ttl, queue=queue, now=self.now)
+
+    def claim_many(self, owner: str, ttl: float, limit: int, queue: str, kinds: Any) -> None:
+        """The first few of the queue."""
+        self.both("claim_many", owner, ttl=ttl, limit=limit, queue=queue, kinds=kinds, now=self.now)
+
+    def attempt(
+        self, nth: int, owner: str, ttl: float, wait: int | None, end: str, retry: Any, result: Any
+    ) -> None:
+        """Claim, work until just before, at or after the end of the lease (or not at all), then end it."""
+        free = [row.id for row in self.model.rows.values() if row.free(self.now)] or [NAMES[0]]
+        lease = self.claim_by_id(free[nth % len(free)], owner, ttl)
+        if lease is not None:
+            if wait is not None:
+                self.now = max(self.now, _beside(lease.until, wait))
+            self.end(Past(0, None), end, retry, result)
+
+    # --- the end of an attempt --------------------------------------------------------------------
+
+    def end(self, past: Past, end: str, retry: Retry | None, result: Any) -> None:
+        """Any end of an attempt, in time or late, by a lease that may be long gone."""
+        lease = past.among(self.leases)
+        if lease is None:
+            return
+        if end == "complete":
+            self.both("complete", lease, result, now=self.now)
+        elif end == "fail":
+            error = ValueError("out of stock") if result else "out of stock"
+            self.both("fail", lease, error, retry=retry, now=self.now)
+        else:
+            delay, refund = (1.0, True) if result else (0.0, retry is None)
+            self.both("release", lease, delay=delay, refund=refund, now=self.now)
+        _same("outcome", self.store.outcome(lease), self.model.outcome(lease))
+
+    def renew(self, past: Past, ttl: float) -> None:
+        """Heartbeat, in time or late."""
+        lease = past.among(self.leases)
+        if lease is not None:
+            self.both("renew", lease, ttl=ttl, now=self.now)
+
+    def renew_many(self, pasts: list[Past], ttl: float) -> None:
+        """Heartbeats of several jobs."""
+        self.both("renew_many", self._several(pasts), ttl=ttl, now=self.now)
+
+    def complete_many(self, pasts: list[Past], results: bool) -> None:
+        """Several done, some of them lost."""
+        leases = self._several(pasts)
+        given = [VALUES[n] for n, _ in enumerate(leases)] if results else None
+        self.both("complete_many", leases, given, now=self.now)
+
+    def _several(self, pasts: list[Past]) -> list[JobLease]:
+        """Leases of different jobs: the contract does not say what two of one job in one call are."""
+        leases = (past.among(self.leases) for past in pasts)
+        return list({lease.id: lease for lease in leases if lease is not None}.values())
+
+    def completing(self, past: Past, result: Any, job: dict[str, Any], breaks: bool) -> None:
+        """Business writes and the completion: together, or neither. The write is a follow-up job."""
+        lease, job = past.among(self.leases), {**self._at(job), "now": self.now}
+        if lease is not None:
+            got = _answer(self._complete_with, lease, result, job, breaks)
+            self._read(job, lease.id)
+            self._compare("completing", got, _answer(self._expect_with, lease, result, job, breaks))
+
+    def _complete_with(self, lease: JobLease, result: Any, job: dict[str, Any], breaks: bool) -> Any:
+        with self.store.completing(lease, result=result, now=self.now) as uow:
+            added = uow.jobs.enqueue(**job)
+            if breaks:
+                raise _Broken
+        return added
+
+    def _expect_with(self, lease: JobLease, result: Any, job: dict[str, Any], breaks: bool) -> Any:
+        if breaks:
+            raise _Broken
+        self.model.complete(lease, result, now=self.now)
+        return self.model.enqueue(**job)
+
+    # --- operators and maintenance ----------------------------------------------------------------
+
+    def operate(self, verb: str, name: str, payload: Any) -> None:
+        """By hand, whatever the job is doing."""
+        said: dict[str, Any] = {"reason": "looks odd"} if verb == "quarantine" else {}
+        if verb == "requeue":
+            mended = {} if payload is None else {"payload": payload}
+            said = {"by": "operator", "reason": "mended", **mended}
+        self.both(verb, name, **said, now=self.now)
+
+    def sweep(self, limit: int) -> None:
+        """A bounded sweep."""
+        self.both("sweep", limit=limit, now=self.now)
+
+    def purge(self, ago: float, limit: int, forget: bool) -> None:
+        """A bounded purge."""
+        self.both("purge", before=self.now - ago, limit=limit, forget=forget)
+
+    def cancel_and_purge(self, name: str, ago: float) -> None:
+        """The whole way to a tombstone, and back by the same name."""
+        self.both("cancel", name, now=self.now)
+        self.both("purge", before=self.now - ago)
+        self.both("enqueue", name, now=self.now)
+
+    # --- what leaves no trace ---------------------------------------------------------------------
+
+    def leave_no_trace(self, job: dict[str, Any], name: str, bad: float | None) -> None:
+        """A transaction that fails, or an argument that is refused, changes nothing."""
+        if bad is None:
+            with suppress(_Broken), self.store.begin() as uow:
+                uow.jobs.enqueue(**self._at(job), now=self.now)
+                uow.jobs.cancel(name, now=self.now)
+                raise _Broken
+        else:
+            claims = (partial(self.store.claim, "A", id=name), partial(self.store.locks.claim, "cron", "A"))
+            for claim in claims:
+                _same(f"ttl={bad!r}", type(_answer(claim, ttl=bad, now=self.now)), InvalidValue)
+        self._read(job, name)
+        self._compare("nothing", None, None)
+
+    # --- locks ------------------------------------------------------------------------------------
+
+    def lock(self, name: str, owner: str, ttl: float) -> None:
+        """A named lease."""
+        self._both_locks("claim", name, owner, ttl=ttl, now=self.now)
+
+    def locked(self, past: Past, verb: str) -> None:
+        """A named lease is used, in time or late."""
+        lease = past.among(self.locks)
+        arguments = {"renew": {"ttl": 2.5, "now": self.now}, "release": {}, "check": {"now": self.now}}
+        if lease is not None:
+            self._both_locks(verb, lease, **arguments[verb])
+
+    def _both_locks(self, verb: str, *args: Any, **kwargs: Any) -> None:
+        got = _answer(getattr(self.store.locks, verb), *args, **kwargs)
+        want = _answer(getattr(self.lock_model, verb), *args, **kwargs)
+        self.lock_model.agree({name: self.store.locks.get(name) for name in LOCKS})
+        if isinstance(got, LeaseLost) and isinstance(want, LeaseLost):
+            got, want = (got.held, got.current), (want.held, want.current)
+        _same(verb, got, want)
+        self.locks += [got] if isinstance(got, Lease) else []
+
+
+class _Broken(Exception):
+    """What the handler of an example raises."""
+
+
+def _answer(verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What the verb returned, or raised as its answer."""
+    try:
+        return verb(*args, **kwargs)
+    except (LeaseLost, InvalidValue) as refused:
+        return refused
+    except _Broken:
+        return _Broken
+
+
+def _same(what: str, got: Any, want: Any) -> None:
+    if got != want:
+        raise Disagreement(f"{what}: got {got!r}, expected {want!r}")
+
+
+def _beside(instant: float, side: int) -> float:
+    """The instant itself, or the number before or after it."""
+    return math.nextafter(instant, math.copysign(math.inf, side)) if side else instant
+
+
+def _ids(source: Any) -> Iterable[str]:
+    """The ids of jobs in the arguments and the answer of a verb."""
+    if isinstance(source, Lease):
+        return [source.id]
+    if isinstance(source, Mapping):
+        return _ids([source.get("id"), *(inner for inner in source.values() if isinstance(inner, list))])
+    if isinstance(source, list | tuple):
+        return [name for item in source for name in _ids(item)]
+    made_up = isinstance(source, str) and source.count("-") == 4  # a UUID
+    return [source] if source in NAMES or made_up else []
+
+
+# --- which store ----------------------------------------------------------------------------------
+
+
+def job_machine(store: Any, *, runner: asyncio.Runner | None = None) -> type[RuleBasedStateMachine]:
+    """A state machine for this store; ``job_machine(store).TestCase`` is a test for unittest and pytest.
+
+    ``store`` is a `Store` or an `AsyncStore` on empty tables, or a function without arguments that
+    gives one for each example. The verbs of an `AsyncStore` run on ``runner``, which stays the
+    caller's to close; without it the machine has one of its own for as long as the process lives.
+    """
+    runners = [] if runner is None else [runner]
+
+    def opened() -> Any:
+        one = store() if callable(store) else store
+        if not inspect.iscoroutinefunction(one.counts):
+            return one
+        if not runners:
+            runners.append(asyncio.Runner())
+        return Blocking(one, runners[0])
+
+    return type("JobMachine", (_JobMachine,), {"open_store": staticmethod(opened)})
