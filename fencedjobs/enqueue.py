@@ -6,10 +6,11 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Double, Insert, Select, bindparam, case, insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from fencedjobs import dialects
 from fencedjobs import payload as edge
@@ -143,8 +144,20 @@ class Enqueue:
     def one(self, new: dict[str, Any]) -> str | None:
         """Insert one row; its id, or ``None`` if the id is there and not purged."""
         id: str = new["new_id"]
-        if self._is_new(new):
-            return id
+        if self._absent is None:
+            # Read first where there is no ON CONFLICT DO NOTHING: a failed INSERT would lock the row
+            # of a running job for as long as the caller's transaction goes on.
+            there = self._there([id]).get(id)
+            if there not in (None, JobState.PURGED):
+                return None
+            created = there is None and self._inserted_alone(new)
+        else:
+            inserting = _insert_absent(self._jobs, self._given, self._absent)
+            created = bool(self._tx.execute(inserting, new | self._at).all())
+        return id if created else self._revived(new)
+
+    def _revived(self, new: dict[str, Any]) -> str | None:
+        id: str = new["new_id"]
         tombstones = make(self._tx, revive(self._jobs), {"job_id": id})
         if not tombstones:
             return None
@@ -168,14 +181,7 @@ class Enqueue:
     def _each(self, rows: list[dict[str, Any]]) -> set[str]:
         return {id for row in rows if (id := self.one(row)) is not None}
 
-    def _is_new(self, new: dict[str, Any]) -> bool:
-        if self._absent is not None:
-            inserting = _insert_absent(self._jobs, self._given, self._absent)
-            return bool(self._tx.execute(inserting, new | self._at).all())
-        # Read first where there is no ON CONFLICT DO NOTHING: the failed INSERT would lock the row
-        # of a running job for as long as the caller's transaction goes on.
-        if self._there([new["new_id"]]):
-            return False
+    def _inserted_alone(self, new: dict[str, Any]) -> bool:
         try:
             self._tx.execute(_insert(self._jobs, self._given), new | self._at, may_fail=True)
         except IntegrityError as error:
@@ -198,12 +204,15 @@ class Enqueue:
     def _insert_rows(self, rows: list[dict[str, Any]]) -> set[str]:
         if not rows:
             return set()
+        savepoint = self._tx.connection.begin_nested()
         try:
-            with self._tx.connection.begin_nested():
-                self._tx.execute(_insert(self._jobs, self._given), [row | self._at for row in rows])
-        except IntegrityError as error:
-            if not dialects.is_duplicate(error):
+            self._tx.execute(_insert(self._jobs, self._given), [row | self._at for row in rows])
+        except DBAPIError as error:
+            with suppress(DBAPIError):  # a deadlock has ended the savepoint with all the rest
+                savepoint.rollback()
+            if not (isinstance(error, IntegrityError) and dialects.is_duplicate(error)):
                 raise
             # Somebody has added one of them since we looked: one by one, each by its own answer.
             return self._each(rows)
+        savepoint.commit()
         return {row["new_id"] for row in rows}
