@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Unpack
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from sqlalchemy.util import greenlet_spawn
 
 from fencedjobs.aio import AsyncStore
-from fencedjobs.relay import Batch, Blocked, RelayBase, RelayOptions, acknowledge
+from fencedjobs.batch import Batch, acknowledge
+from fencedjobs.relay import Blocked, RelayBase, RelayOptions, signals
 from fencedjobs.values import Event
+
+A = TypeVarTuple("A")
+T = TypeVar("T")
 
 AsyncSend = Callable[[Event], Awaitable[Any]]
 
@@ -35,55 +38,59 @@ class AsyncRelay(RelayBase):
     async def run(self, *, until_empty: bool = False) -> int:
         """Relay until `stop`, SIGTERM or SIGINT; how many events were sent. See `Relay.run`."""
         total = 0
-        with _signals(self.stop):
+        loop = asyncio.get_running_loop()
+        with signals(lambda: loop.call_soon_threadsafe(self.stop)):
             while not self._stopped.is_set():
-                sent = 0
-                for lane in self._lanes:
-                    sent += await self._turn(lane) if lane.is_due() else 0
-                total += sent
-                if until_empty and self._is_empty(sent):
+                batches = [await self._turn(lane) for lane in self._lanes if lane.is_due()]
+                total += sum(batch.sent for batch in batches)
+                moved = any(batch.moved for batch in batches)
+                if until_empty and self._is_done(moved):
                     break
-                if not sent:
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(self._stopped.wait(), self._pause())
+                if not moved:
+                    await self._wait(self._pause())
         return total
 
-    async def _turn(self, lane: Any) -> int:
+    async def _turn(self, lane: Any) -> Batch:
         batch = self._new_batch(lane.name)
         try:
-            await greenlet_spawn(batch.open)
-            try:
-                await self._send_all(batch)
-            finally:
-                await asyncio.shield(greenlet_spawn(batch.close))
+            await self._work(batch)
             lane.succeeded()
         except Exception as error:  # noqa: BLE001 - whatever the sender or the database raises: wait, go on
             self._failed(lane, error)
-        return batch.sent
+        return batch
+
+    async def _work(self, batch: Batch) -> None:
+        try:
+            await _finished(batch.open)
+            await self._send_all(batch)
+        except BaseException:
+            with suppress(Exception):  # the error that ended the batch comes out, not what follows from it
+                await _finished(batch.close)
+            raise
+        await _finished(batch.close)
 
     async def _send_all(self, batch: Batch) -> None:
-        while not self._stopped.is_set() and await greenlet_spawn(batch.next) is not None:
+        while not self._stopped.is_set() and await _finished(batch.next) is not None:
             event = batch.copy()
             try:
                 acknowledge(event.id, await self._send(event))
             except Exception as error:
-                if not await greenlet_spawn(batch.failed, error):
+                if not await _finished(batch.failed, error):
                     raise Blocked from error
             else:
-                await greenlet_spawn(batch.acknowledged)
+                await _finished(batch.acknowledged)
+
+    async def _wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), seconds)
 
 
-@contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT stop the relay while it runs, where the loop can handle signals."""
-    loop = asyncio.get_running_loop()
-    handled = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or Windows
-            loop.add_signal_handler(number, stop)
-            handled.append(number)
+async def _finished(step: Callable[[*A], T], *args: *A) -> T:
+    """A short transaction to its end, also when the task is cancelled meanwhile: only then it is known."""
+    task = asyncio.ensure_future(greenlet_spawn(step, *args))
     try:
-        yield
-    finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with suppress(Exception):
+            await asyncio.shield(task)
+        raise

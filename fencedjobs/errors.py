@@ -99,9 +99,17 @@ class NotAcknowledged(FencedJobsError):
     """The receiver's answer was not the exact ``True`` that acknowledges an event; it stays pending."""
 
     def __init__(self, id: str, answer: Any) -> None:
-        super().__init__(f"event {id!r} was not acknowledged: {answer!r}")
+        super().__init__(f"event {id!r} was not acknowledged: {_shown(answer)}")
         self.id = id
         self.answer = answer
+
+
+def _shown(answer: Any) -> str:
+    """Whatever a receiver answers must not turn this error into another one."""
+    try:
+        return repr(answer)[:1000]
+    except Exception:  # noqa: BLE001 - it is the receiver's class, which may raise anything
+        return f"a {type(answer).__name__} that cannot be shown"
 
 
 class UnfencedWrite(FencedJobsError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from sqlalchemy import Insert, Table, insert
 from sqlalchemy.exc import IntegrityError
 
@@ -12,6 +14,8 @@ from fencedjobs.models import Lock
 from fencedjobs.row_leases import Leases
 from fencedjobs.transaction import Transaction
 from fencedjobs.values import Lease, LeaseRecord
+
+LANE: Final = "outbox:"  # before the name of a lane, in the name of its lock
 
 
 @remembered
@@ -31,7 +35,7 @@ class Locks(Leases):
 
         The fence rises by 1 with every claim of the name. The row is made at the first one.
         """
-        lease = super().claim(edge.key("name", id), owner, ttl=ttl, now=now)
+        lease = super().claim(_checked(id), owner, ttl=ttl, now=now)
         if lease is None and self.get(id) is None:
             self._create(id)
             lease = super().claim(id, owner, ttl=ttl, now=now)
@@ -39,7 +43,7 @@ class Locks(Leases):
 
     def get(self, id: str) -> LeaseRecord | None:
         """Who holds the lock of this name; ``None`` if it was never claimed."""
-        return super().get(edge.key("name", id))
+        return super().get(_checked(id))
 
     def _create(self, name: str) -> None:
         absent = self._tx.capabilities.insert_absent
@@ -52,6 +56,13 @@ class Locks(Leases):
         except IntegrityError as error:
             if not dialects.is_duplicate(error):
                 raise
+
+
+def _checked(name: Any) -> str:
+    """A name of up to 255 characters, or what marks a lane and its name of as many."""
+    lane = name.removeprefix(LANE) if isinstance(name, str) else name
+    edge.key("name", lane or name)
+    return str(name)
 
 
 @remembered

@@ -1,13 +1,13 @@
 """The transactional outbox: events that commit with the business rows, and are sent in order afterwards.
 
-A lane is one ordered stream. Its lease is a lock, which one relay holds while it sends; marking an
-event sent needs that lease. Events are found by their state, never by "seq > the last one": rows
-commit out of the order of their numbers, and a watermark would skip some.
+A lane is one ordered stream; what a relay does with it is in `lanes`. Events are found by their state,
+never by "seq > the last one": rows commit out of the order of their numbers, and a watermark would
+skip some.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -34,20 +34,16 @@ from sqlalchemy.exc import IntegrityError
 from fencedjobs import dialects
 from fencedjobs import payload as edge
 from fencedjobs.dialects import clock
-from fencedjobs.errors import LeaseLost, OutboxConflict
+from fencedjobs.errors import OutboxConflict
 from fencedjobs.job_sql import history
 from fencedjobs.leases import NOW, at, remembered
-from fencedjobs.locks import Locks
 from fencedjobs.models import OutboxEvent
 from fencedjobs.transaction import Transaction
-from fencedjobs.values import Event, EventRecord, EventState, LaneStats, Lease, Requeue
+from fencedjobs.values import Event, EventRecord, EventState, LaneStats, Requeue
 
-LANE: Final = "outbox:"  # what the lock of a lane is called, before the lane's name
 BATCH: Final = 16
 _KEPT: Final[Any] = object()
-_PENDING: Final = literal_column(
-    "'pending'", Text()
-)  # in the text: a parameter would not match the partial index
+PENDING: Final = literal_column("'pending'", Text())  # as a parameter it would not match the partial index
 
 
 class JoinedOutbox:
@@ -92,7 +88,7 @@ class JoinedOutbox:
     def pending(self, limit: int = BATCH, lane: str = "default") -> list[Event]:
         """The next 1 to 16 events of a lane, in the order of ``seq``. Reads only."""
         limit = edge.whole("limit", limit, least=1, most=BATCH)
-        return [_event(row, 0) for row in self._next(edge.key("lane", lane), limit)]
+        return next_events(self._tx, self._table, edge.key("lane", lane), limit)
 
     def quarantine(self, id: str, reason: str) -> bool:
         """Set a pending event aside, so that its lane goes on without it; whether it was pending."""
@@ -185,90 +181,11 @@ class JoinedOutbox:
         found: str | None = self._tx.execute(_digest(self._table, current), {"event_id": id}).scalar()
         return found
 
-    def _next(self, lane: str, limit: int) -> Sequence[Any]:
-        return self._tx.execute(_next(self._table), {"in_lane": lane, "limit": limit}).all()
 
-
-class Outbox(JoinedOutbox):
-    """What a relay does, each step in a transaction of its own."""
-
-    def take(
-        self,
-        lane: str,
-        owner: str,
-        *,
-        limit: int,
-        ttl: float,
-        now: float | None = None,
-    ) -> tuple[Lease, list[Event]] | None:
-        """The lease of a lane and its next events, the first one's attempt counted.
-
-        ``None`` while another relay holds the lane, or nothing is pending. An event that kills its
-        relay is counted like that, too.
-        """
-        if not self._next(lane, 1):
-            return None
-        lease = Locks(self._tx).claim(LANE + lane, owner, ttl=ttl, now=now)
-        rows = [] if lease is None else self._next(lane, limit)
-        if lease is None or not rows:
-            if lease is not None:
-                Locks(self._tx).release(lease)
-            return None
-        events = [_event(row, lease.fence) for row in rows]
-        self.count(events[0].seq)
-        return lease, events
-
-    def mark(
-        self, lease: Lease, sent: Sequence[Event], *, then: Event | None, ttl: float, now: float | None = None
-    ) -> Lease:
-        """Mark events sent, renew the lane's lease and count the next one's attempt; the new lease.
-
-        A lease that has run out meanwhile is claimed again; `LeaseLost`, and nothing is marked, if
-        another relay has the lane.
-        """
-        lease = self.keep(lease, ttl=ttl, now=now)
-        instant = self._tx.now(now)
-        parameters = {"seqs": [event.seq for event in sent], "by_fence": lease.fence} | at(instant)
-        self._tx.execute(_mark(self._table, instant is not None), parameters)
-        if then is not None:
-            self.count(then.seq)
-        return lease
-
-    def keep(self, lease: Lease, *, ttl: float, now: float | None = None) -> Lease:
-        """The lane's lease renewed, or claimed again if it has run out; else `LeaseLost`."""
-        locks = Locks(self._tx)
-        try:
-            return locks.renew(lease, ttl=ttl, now=now)
-        except LeaseLost:
-            again = locks.claim(lease.id, lease.owner, ttl=ttl, now=now)
-            if again is None:
-                raise
-            return again
-
-    def count(self, seq: int) -> None:
-        """Count an attempt of this event."""
-        self._tx.execute(_count(self._table), {"this": seq})
-
-    def failed(
-        self,
-        lease: Lease,
-        event: Event,
-        error: str,
-        *,
-        aside: str | None,
-        then: Event | None,
-        ttl: float,
-    ) -> Lease:
-        """Keep the error with the event; with a reason ``aside`` quarantine it and count the next one."""
-        lease = self.keep(lease, ttl=ttl)
-        parameters = {"this": event.seq, "new_error": error}
-        if aside is None:
-            self._tx.execute(_failed(self._table), parameters)
-        else:
-            self._tx.execute(_set_aside(self._table), parameters | {"new_reason": aside})
-        if then is not None:
-            self.count(then.seq)
-        return lease
+def next_events(tx: Transaction, table: Table, lane: str, limit: int, fence: int = 0) -> list[Event]:
+    """The first pending events of a lane, as a relay that holds its lease with this fence sends them."""
+    rows = tx.execute(_next(table), {"in_lane": lane, "limit": limit})
+    return [_event(row, fence) for row in rows]
 
 
 # --- statements -----------------------------------------------------------------------------------
@@ -300,41 +217,14 @@ def _digest(table: Table, current: bool) -> Select[Any]:
 def _next(table: Table) -> Select[Any]:
     c = table.c
     columns = (c.id, c.seq, c.topic, c.lane, c.payload, c.headers, c.created_at, c.attempts)
-    waits = and_(c.lane == bindparam("in_lane"), c.state == _PENDING)
+    waits = and_(c.lane == bindparam("in_lane"), c.state == PENDING)
     return select(*columns).where(waits).order_by(c.seq).limit(bindparam("limit"))
-
-
-@remembered
-def _count(table: Table) -> Update:
-    c = table.c
-    this = and_(c.seq == bindparam("this"), c.state == _PENDING)
-    return update(table).where(this).values(attempts=c.attempts + 1)
-
-
-@remembered
-def _mark(table: Table, given: bool) -> Update:
-    c = table.c
-    these = and_(c.seq.in_(bindparam("seqs", expanding=True)), c.state == _PENDING)
-    sent = {"state": EventState.SENT.value, "sent_at": clock(NOW, given=given)}
-    return update(table).where(these).values(**sent, fence=bindparam("by_fence"), last_error=None)
-
-
-@remembered
-def _failed(table: Table) -> Update:
-    this = and_(table.c.seq == bindparam("this"), table.c.state == _PENDING)
-    return update(table).where(this).values(last_error=bindparam("new_error", type_=table.c.last_error.type))
-
-
-@remembered
-def _set_aside(table: Table) -> Update:
-    reason = bindparam("new_reason", type_=table.c.reason.type)
-    return _failed(table).values(state=EventState.QUARANTINED.value, reason=reason)
 
 
 @remembered
 def _quarantine(table: Table) -> Update:
     c = table.c
-    this = and_(c.id == bindparam("event_id"), c.state == _PENDING)
+    this = and_(c.id == bindparam("event_id"), c.state == PENDING)
     reason = bindparam("new_reason", type_=c.reason.type)
     return update(table).where(this).values(state=EventState.QUARANTINED.value, reason=reason)
 
@@ -360,7 +250,7 @@ def _requeue(table: Table) -> Update:
 @remembered
 def _ahead(table: Table) -> Select[Any]:
     c = table.c
-    ahead = and_(c.lane == bindparam("in_lane"), c.state == _PENDING, c.seq < bindparam("of"))
+    ahead = and_(c.lane == bindparam("in_lane"), c.state == PENDING, c.seq < bindparam("of"))
     return select(func.count()).select_from(table).where(ahead)
 
 

@@ -14,8 +14,8 @@ PACKAGE = ROOT / "fencedjobs"
 #: A file imports only from files above it. A new file gets its place here, with the change that adds it.
 ORDER = """
     errors values retry payload dialects models metrics schema transaction
-    leases row_leases job_sql enqueue jobs claims locks outbox inbox guards
-    own facets uow store aio relay aio_relay worker aio_worker senders service cli testing
+    leases row_leases job_sql enqueue jobs claims locks outbox lanes inbox guards
+    own facets uow store aio batch relay aio_relay worker aio_worker senders service cli testing
 """.split()
 
 #: An oracle that shares the rules shares the mistakes.

@@ -1,0 +1,176 @@
+"""The lanes of the outbox as a relay works on them: take, settle, give back.
+
+A lane's lease is a lock, which one relay holds while it sends; marking an event sent needs it, and
+that the event is still the one that was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Table, Update, and_, bindparam, case, tuple_, update
+
+from fencedjobs import payload as edge
+from fencedjobs.dialects import clock
+from fencedjobs.errors import LeaseLost
+from fencedjobs.leases import NOW, at, remembered
+from fencedjobs.locks import LANE, Locks
+from fencedjobs.models import OutboxEvent
+from fencedjobs.outbox import PENDING, next_events
+from fencedjobs.transaction import Transaction
+from fencedjobs.values import Event, EventState, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is written down about an event that was not acknowledged."""
+
+    event: Event
+    error: str
+    aside: str | None  #: why it is quarantined; ``None`` if its lane waits for it
+    attempts: int  #: how often it was sent
+
+
+class Lanes:
+    """What a relay does, each step in a transaction of its own."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        self._table = tx.tables[OutboxEvent.__tablename__]
+        self._locks = Locks(tx)
+
+    def take(self, lane: str, owner: str, *, limit: int, ttl: float) -> tuple[Lease, list[Event]] | None:
+        """The lease of a lane and its next events, the first one's attempt counted.
+
+        ``None`` while another relay holds the lane, or nothing is pending. An event that kills its
+        relay is counted like that, too.
+        """
+        if not next_events(self._tx, self._table, lane, 1):
+            return None
+        lease = self._locks.claim(LANE + lane, owner, ttl=ttl)
+        if lease is None:
+            return None
+        events = next_events(self._tx, self._table, lane, limit, lease.fence)
+        if not events:
+            self._locks.release(lease)
+            return None
+        self._count(events[0])
+        return lease, events
+
+    def settle(
+        self, lease: Lease, sent: Sequence[Event], failure: Failure | None, then: Event | None, *, ttl: float
+    ) -> tuple[Lease, bool]:
+        """Write down what became of events, renew the lane's lease, and count the attempt of the next.
+
+        The new lease, and whether ``then`` still waits as it was read: an operator may have set it
+        aside or mended it, or another relay may have sent it. A lease that has run out meanwhile is
+        claimed again; `LeaseLost`, and nothing is written, if another relay has the lane.
+        """
+        lease = self._keep(lease, ttl)
+        if sent:
+            self._mark(lease, sent)
+        if failure is not None:
+            if sent:  # else it was the first since the last count
+                self._count(failure.event)
+            self._fail(failure)
+        return lease, then is None or self._count(then)
+
+    def give_back(self, lease: Lease, sent: Sequence[Event], unsent: Event | None, *, ttl: float) -> None:
+        """Mark what is left to mark, and give the lane back. ``unsent`` was counted, but not sent.
+
+        `LeaseLost`, and nothing is marked, if another relay has the lane; no matter if nothing is left.
+        """
+        if sent:
+            lease = self._keep(lease, ttl)
+            self._mark(lease, sent)
+        if unsent is not None:
+            self._tx.execute(_uncount(self._table), _as_read(unsent) | {"so_far": unsent.attempt})
+        with suppress(LeaseLost):
+            self._locks.release(lease)
+
+    def _keep(self, lease: Lease, ttl: float) -> Lease:
+        """The lane's lease renewed, or claimed again if it has run out; else `LeaseLost`."""
+        try:
+            return self._locks.renew(lease, ttl=ttl)
+        except LeaseLost:
+            again = self._locks.claim(lease.id, lease.owner, ttl=ttl)
+            if again is None:
+                raise
+            return again
+
+    def _count(self, event: Event) -> bool:
+        """Count an attempt of this event; whether it waits as it was read."""
+        return self._tx.execute(_count(self._table), _as_read(event)).rowcount == 1
+
+    def _mark(self, lease: Lease, sent: Sequence[Event]) -> None:
+        instant = self._tx.now(None)
+        these = {"seqs": [event.seq for event in sent], "these": [(e.seq, _fingerprint(e)) for e in sent]}
+        parameters = these | {"counted": sent[0].seq, "by_fence": lease.fence} | at(instant)
+        self._tx.execute(_mark(self._table, instant is not None), parameters)
+
+    def _fail(self, failure: Failure) -> None:
+        parameters = _as_read(failure.event) | {"so_far": failure.event.attempt, "new_error": failure.error}
+        if failure.aside is None:
+            self._tx.execute(_failed(self._table), parameters)
+        else:
+            aside = {"new_reason": failure.aside, "new_attempts": failure.attempts}
+            self._tx.execute(_set_aside(self._table), parameters | aside)
+
+
+def _as_read(event: Event) -> dict[str, Any]:
+    return {"this": event.seq, "this_payload": _fingerprint(event)}
+
+
+def _fingerprint(event: Event) -> str:
+    return edge.digest(event.topic, event.lane, event.payload)
+
+
+# --- statements -----------------------------------------------------------------------------------
+
+
+def _waits(table: Table) -> ColumnElement[bool]:
+    """It is pending, and with the payload that was read: not mended, or sent by another relay, since."""
+    c = table.c
+    return and_(c.seq == bindparam("this"), c.digest == bindparam("this_payload"), c.state == PENDING)
+
+
+def _not_requeued(table: Table) -> ColumnElement[bool]:
+    """Nor was it requeued, or tried by another relay, since."""
+    return and_(_waits(table), table.c.attempts == bindparam("so_far"))
+
+
+@remembered
+def _count(table: Table) -> Update:
+    return update(table).where(_waits(table)).values(attempts=table.c.attempts + 1)
+
+
+@remembered
+def _uncount(table: Table) -> Update:
+    return update(table).where(_not_requeued(table)).values(attempts=table.c.attempts - 1)
+
+
+@remembered
+def _mark(table: Table, given: bool) -> Update:
+    c = table.c
+    # The numbers by themselves as well: MariaDB finds no key for the pairs.
+    pairs = tuple_(c.seq, c.digest).in_(bindparam("these", expanding=True))
+    these = and_(c.seq.in_(bindparam("seqs", expanding=True)), pairs, c.state == PENDING)
+    sent = {"state": EventState.SENT.value, "sent_at": clock(NOW, given=given), "last_error": None}
+    attempts: ColumnElement[int] = case((c.seq == bindparam("counted"), c.attempts), else_=c.attempts + 1)
+    return update(table).where(these).values(**sent, fence=bindparam("by_fence"), attempts=attempts)
+
+
+@remembered
+def _failed(table: Table) -> Update:
+    error = bindparam("new_error", type_=table.c.last_error.type)
+    return update(table).where(_not_requeued(table)).values(last_error=error)
+
+
+@remembered
+def _set_aside(table: Table) -> Update:
+    reason = bindparam("new_reason", type_=table.c.reason.type)
+    aside = {"state": EventState.QUARANTINED.value, "attempts": bindparam("new_attempts")}
+    return _failed(table).values(**aside, reason=reason)

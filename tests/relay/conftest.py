@@ -1,0 +1,38 @@
+"""``store`` is a sync store on the clock of the test; ``relays`` makes relays, sync and async."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine
+
+from fencedjobs import Store
+from tests.databases import Database
+from tests.forms import FORMS, opened
+from tests.forms import driver as driver
+from tests.relay.helpers import Clock, Relays
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "relays" in metafunc.fixturenames:
+        ids = [driver or backend for backend, driver in FORMS]
+        mark = pytest.mark.parametrize(("database", "driver"), FORMS, indirect=True, ids=ids)
+        metafunc.definition.add_marker(mark)  # a mark takes the place of the parameters of `database`
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(engine: Engine, clock: Clock) -> Store:
+    return Store(engine, clock=clock)
+
+
+@pytest.fixture
+def relays(database: Database, driver: str | None, clock: Clock) -> Iterator[Relays]:
+    with opened(database, driver, clock=clock) as store:
+        yield Relays(store)
