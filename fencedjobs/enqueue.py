@@ -201,12 +201,18 @@ class Enqueue:
         answer = self._tx.execute(inserting, {**arrays, "place": list(range(len(rows))), **self._at})
         return {row[0] for row in answer}
 
+    def _insert_all(self) -> Insert:
+        # With RETURNING SQLAlchemy puts many rows in a statement, where this driver would send each.
+        inserting = _insert(self._jobs, self._given)
+        in_one = self._absent is None and self._tx.connection.dialect.insert_executemany_returning
+        return inserting.returning(self._jobs.key) if in_one else inserting
+
     def _insert_rows(self, rows: list[dict[str, Any]]) -> set[str]:
         if not rows:
             return set()
         savepoint = self._tx.connection.begin_nested()
         try:
-            self._tx.execute(_insert(self._jobs, self._given), [row | self._at for row in rows])
+            self._tx.execute(self._insert_all(), [row | self._at for row in rows]).close()
         except DBAPIError as error:
             with suppress(DBAPIError):  # a deadlock has ended the savepoint with all the rest
                 savepoint.rollback()
