@@ -459,7 +459,7 @@ def job_machine(store: Any, *, runner: asyncio.Runner | None = None) -> type[Rul
 
     def opened() -> Any:
         one = store() if callable(store) else store
-        if not inspect.iscoroutinefunction(one.counts):
+        if not inspect.iscoroutinefunction(getattr(type(one), "counts", None)):
             return one
         if not runners:
             runners.append(asyncio.Runner())
