@@ -419,7 +419,8 @@ def _autocommits(connection: Connection) -> bool:
 # --- errors ---------------------------------------------------------------------------------------
 
 _RETRY_SQLSTATES: Final = {"40001", "40P01"}
-_RETRY_ERRNOS: Final = {1213, 1205, 1020}  # deadlock; lock wait timeout; record has changed since read
+_RETRY_ERRNOS: Final = {1213, 1205, 1020, 1305}
+"""Deadlock; lock wait timeout; record has changed since read; a savepoint that a deadlock has taken away."""
 _CUT_ERRNOS: Final = {1053, 1317, 1927}  # shutdown; interrupted; killed (2000-2999 are the client's own)
 _DUPLICATE_ERRNO: Final = 1062
 _BUSY: Final = {5, 6}  # SQLITE_BUSY, SQLITE_LOCKED

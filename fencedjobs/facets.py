@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from fencedjobs.errors import InboxConflict
@@ -32,14 +33,22 @@ def own(
     verbs: Callable[[Transaction], V], verb: Callable[Concatenate[V, P], T], *, reading: bool = False
 ) -> Callable[Concatenate[Any, P], T]:
     """A verb of ``verbs`` as a method that runs it in a transaction of its own."""
+    about = next(iter([*inspect.signature(verb).parameters][1:]), "")
 
     @functools.wraps(verb)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         runner: Runner = getattr(self, "_store", self)
-        about = next(iter(args), None)
-        return runner.run(lambda tx: verb(verbs(tx), *args, **kwargs), subject=about, reading=reading)
+        # The transaction may be repeated as a whole, and an iterator would be empty by then.
+        given: Any = [_kept(value) for value in args]
+        named: Any = {name: _kept(value) for name, value in kwargs.items()}
+        subject = given[0] if given else named.get(about)
+        return runner.run(lambda tx: verb(verbs(tx), *given, **named), subject=subject, reading=reading)
 
     return call
+
+
+def _kept(value: Any) -> Any:
+    return list(value) if isinstance(value, Iterator) else value
 
 
 class StoreLeases:
