@@ -12,8 +12,9 @@ from tests.hosts import Host, hosted
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test with ``host`` runs on every database, and by every driver for asyncio."""
-    if "host" in metafunc.fixturenames:
+    """Each test with ``host`` runs on every database and by every driver for asyncio, unless it says `on`."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "host" in metafunc.fixturenames and not any("database" in mark.args[0] for mark in marks):
         ids = [driver or backend for backend, driver in FORMS]
         mark = pytest.mark.parametrize(("database", "driver"), FORMS, indirect=True, ids=ids)
         metafunc.definition.add_marker(mark)

@@ -10,7 +10,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from fencedjobs import FencedJobsError, JobState, LeaseLost, TransactionLost
-from tests.hosts import Handler, Host, Order, told
+from tests.databases import BACKENDS
+from tests.hosts import Handler, Host, Order, on, told
 from tests.transactions import handlers
 from tests.transactions.handlers import add
 
@@ -120,18 +121,17 @@ def test_the_handlers_own_error_comes_out_unchanged_whatever_it_did_before(host:
         assert (host.state(lease), host.notes()) == (JobState.LEASED, []), name
 
 
-@pytest.mark.parametrize("ending", [KeyboardInterrupt(), SystemExit(3)], ids=repr)
-def test_even_an_interrupt_leaves_nothing_behind(host: Host, ending: BaseException) -> None:
-    if host.runner is not None:
-        pytest.skip("it ends the loop")
+@on(*BACKENDS, drivers=(None,))
+def test_even_an_interrupt_leaves_nothing_behind(host: Host) -> None:
+    for ending in (KeyboardInterrupt(), SystemExit(3)):
 
-    def handler(session: Session) -> None:
-        add(session, "a")
-        raise ending
+        def handler(session: Session, ending: BaseException = ending) -> None:
+            add(session, "a")
+            raise ending
 
-    lease = host.leased()
-    assert told(host.completing, lease, handler) is ending
-    assert (host.state(lease), host.notes()) == (JobState.LEASED, [])
+        lease = host.leased()
+        assert told(host.completing, lease, handler) is ending
+        assert (host.state(lease), host.notes()) == (JobState.LEASED, [])
 
 
 def test_a_lost_lease_rolls_the_business_rows_back(host: Host) -> None:
