@@ -219,6 +219,13 @@ class Transition:
 
 def make(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Any]:
     """Carry out a transition; the rows as they are afterwards (as they were, if deleted), in no order."""
+    rows = _made(tx, transition, parameters)
+    if transition.several and len(rows) > parameters["limit"]:
+        raise TransactionLost(f"{len(rows)} rows changed for a limit of {parameters['limit']}: a bad plan")
+    return rows
+
+
+def _made(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Any]:
     capabilities = tx.capabilities
     if capabilities.update_returning:
         statement = _at_once(transition, capabilities.row_locks, capabilities.arrays)

@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
+
 from fencedjobs import InvalidValue, JobLease, LeaseLost, Store
 
 #: an instant like those that hosts have, with a fraction
 T = 1_764_000_000.25
+
+
+def on(*backends: str) -> pytest.MarkDecorator:
+    """This test is about these databases alone."""
+    return pytest.mark.parametrize("database", backends, indirect=True)
 
 
 def just_before(instant: float) -> float:
