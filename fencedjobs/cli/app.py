@@ -10,8 +10,10 @@ import click
 from fencedjobs.cli.demo.command import demo
 from fencedjobs.cli.enqueue import enqueue
 from fencedjobs.cli.fence import fence
+from fencedjobs.cli.inbox import inbox
 from fencedjobs.cli.jobs import jobs
 from fencedjobs.cli.migrate import current, downgrade, upgrade
+from fencedjobs.cli.outbox import outbox
 from fencedjobs.cli.settings import Settings, common
 from fencedjobs.cli.status import status
 from fencedjobs.cli.trouble import explained
@@ -45,10 +47,10 @@ def cli() -> None:
       0    done
       1    something was refused or not found, or an invariant does not hold
       2    the command line, a value or a file cannot be used
-      3    the database cannot be used: URL, driver, server, tables
+      3    the database cannot be used (URL, driver, server, tables), or a package is missing
       130  interrupted (128 + the number of the signal)
     """
 
 
-for _command in (demo, upgrade, downgrade, current, enqueue, status, jobs, fence):
+for _command in (demo, upgrade, downgrade, current, enqueue, status, jobs, outbox, inbox, fence):
     cli.add_command(_command)

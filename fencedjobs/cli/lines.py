@@ -45,19 +45,27 @@ def as_job(value: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
     unknown = sorted(value.keys() - known)
     if unknown:
         raise ValueError(f"has unknown {', '.join(map(repr, unknown))}; known are {', '.join(sorted(known))}")
-    return {name: _seconds(name, item) if name in _INSTANTS else item for name, item in value.items()}
+    return {name: _instant(name, item) if name in _INSTANTS else item for name, item in value.items()}
 
 
-def _seconds(name: str, value: Any) -> Any:
+def seconds(text: str) -> float:
+    """The instant of an ISO 8601 text as Unix seconds; `ValueError` says what is wrong with it."""
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither seconds nor an ISO 8601 time") from None
+    if instant.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone; add Z for UTC")
+    return instant.timestamp()
+
+
+def _instant(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        instant = datetime.fromisoformat(value)
-    except ValueError:
-        raise ValueError(f"{name}: {value!r} is neither seconds nor an ISO 8601 time") from None
-    if instant.tzinfo is None:
-        raise ValueError(f"{name}: {value!r} has no time zone; add Z for UTC")
-    return instant.timestamp()
+        return seconds(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 _KINDS: Final = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}

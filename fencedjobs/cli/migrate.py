@@ -10,7 +10,7 @@ from fencedjobs.cli.database import open_engine
 from fencedjobs.cli.output import emit
 from fencedjobs.cli.settings import Settings, common, pass_settings
 from fencedjobs.cli.trouble import Refusal
-from fencedjobs.models import Job, tables
+from fencedjobs.models import tables
 
 
 @click.command()
@@ -35,18 +35,18 @@ def upgrade(settings: Settings, revision: str, sql: str | None) -> None:
 
 @click.command()
 @click.argument("revision")
-@click.option("--yes", is_flag=True, help="Also when there are jobs that would be lost.")
+@click.option("--yes", is_flag=True, help="Also when the tables are not empty.")
 @common
 @pass_settings
 def downgrade(settings: Settings, revision: str, yes: bool) -> None:
     """Go back to REVISION; 'base' removes the tables.
 
-    All their jobs and fences go with them.
+    All their jobs, events, messages and fences go with them.
     """
     engine = open_engine(settings)
     before = _current(engine, settings)
-    if not yes and (count := _count(engine, settings)):
-        raise Refusal(f"there are {count} jobs, and a downgrade can lose them; add --yes")
+    if not yes and (full := _full(engine, settings)):
+        raise Refusal(f"a downgrade can lose what is in {', '.join(full)}; add --yes")
     schema.downgrade(engine, revision, schema=settings.schema)
     _moved(settings, before, _current(engine, settings))
 
@@ -64,12 +64,16 @@ def _current(engine: Engine, settings: Settings) -> str | None:
     return schema.current(engine, schema=settings.schema)
 
 
-def _count(engine: Engine, settings: Settings) -> int:
-    jobs = tables(settings.schema)[Job.__tablename__]
-    if not inspect(engine).has_table(jobs.name, settings.schema):
-        return 0
+def _full(engine: Engine, settings: Settings) -> list[str]:
+    """The tables that have rows, and how many."""
+    ours, found = tables(settings.schema).values(), inspect(engine).get_table_names(settings.schema)
     with engine.connect() as connection:
-        return connection.scalar(select(func.count()).select_from(jobs)) or 0
+        rows = {
+            table.name: connection.scalar(select(func.count()).select_from(table))
+            for table in ours
+            if table.name in found
+        }
+    return [f"{name} ({count} rows)" for name, count in rows.items() if count]
 
 
 def _moved(settings: Settings, before: str | None, after: str | None) -> None:

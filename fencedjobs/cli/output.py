@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fencedjobs.cli.settings import Settings
 
+_INSTANTS: Final = ("until", "deadline", "created_at", "finished_at", "sent_at", "time")
 _WIDE = 4096  # in a pipe nothing is folded to the width of a screen that is not there
 
 
@@ -44,10 +45,43 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequ
     return made
 
 
+def jsonable(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts with instants as text; `until` 0 is no instant, but the mark of a job without one."""
+    made = {}
+    for name, value in facts.items():
+        if name in _INSTANTS:
+            value = exact(value or None if name == "until" else value)
+        elif isinstance(value, tuple):
+            value = [jsonable(entry) for entry in value]
+        made[name] = value
+    return made
+
+
+def print_record(facts: dict[str, Any], *, as_json: Sequence[str]) -> None:
+    """Everything about one thing: a line for each fact, then a table for each list of entries."""
+    told = {name: compact(value) if name in as_json else value for name, value in facts.items()}
+    lists = {name: value for name, value in told.items() if isinstance(value, list)}
+    width = max(map(len, told.keys() - lists.keys()))
+    out = console()
+    for name, value in told.items():
+        if name not in lists:
+            out.print(Text(f"{name:<{width}}  {safe(value)}"))
+    for name, entries in lists.items():
+        out.print(Text(f"{name:<{width}}  {'' if entries else 'none'}".rstrip()))
+        if entries:
+            out.print(table(list(entries[0]), [list(entry.values()) for entry in entries]))
+
+
 def safe(value: Any) -> str:
     """Any value as text without control characters: a payload must not steer the terminal."""
     text = "-" if value is None else str(value)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def brief(error: str) -> str:
+    """The error of an event, without the words that name the event: its id stands beside it."""
+    _, found, answer = error.partition(" was not acknowledged: ")
+    return answer if found else error
 
 
 def compact(value: Any) -> str:

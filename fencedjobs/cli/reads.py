@@ -8,9 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, Table, and_, case, func, or_, select
 
 from fencedjobs import dialects
-from fencedjobs.values import JobState
+from fencedjobs.values import EventState, JobState
 
 _LISTED = "id queue kind state priority attempts max_attempts fence owner until created_at".split()
+_EVENT = "id seq lane topic state attempts created_at sent_at last_error reason".split()
 
 
 def now(connection: Connection) -> float:
@@ -28,6 +29,17 @@ def latest(
     query = select(*(c[name] for name in _LISTED)).order_by(c.seq.desc()).limit(limit)
     query = query.where(c.state == state if state else c.state != JobState.PURGED)
     return connection.execute(query.where(c.queue == queue) if queue else query).all()
+
+
+def events(
+    connection: Connection, outbox: Table, *, lane: str | None, state: str | None, limit: int
+) -> Sequence[Any]:
+    """Events, the newest first; pending ones alone in the order in which they are sent."""
+    c = outbox.c
+    order = c.seq if state == EventState.PENDING else c.seq.desc()
+    query = select(*(c[name] for name in _EVENT)).order_by(order).limit(limit)
+    query = query.where(c.state == state) if state else query
+    return connection.execute(query.where(c.lane == lane) if lane else query).all()
 
 
 def oldest_waiting(connection: Connection, jobs: Table, instant: float) -> dict[str, Any]:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 from sqlalchemy.engine import URL
 
 from fencedjobs.cli.app import cli
+from tests.databases import BACKENDS
 
 COMMAND = [sys.executable, "-m", "fencedjobs.cli"]
+
+ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+
+#: for a test of what depends on the database; the others run on SQLite
+EACH_DATABASE = pytest.mark.parametrize("database", BACKENDS, indirect=True)
+EACH_EMPTY = pytest.mark.parametrize("empty", BACKENDS, indirect=True)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from sqlalchemy import URL, Engine, text
 
 from fencedjobs import JobState, Store
 from fencedjobs.cli.lines import LONGEST
-from tests.cli.helpers import COMMAND, environment, run, text_of
+from tests.cli.helpers import COMMAND, EACH_DATABASE, environment, run, text_of
 
 BAD = {
     b"not json": "is not JSON",
@@ -53,6 +53,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "jobs.jsonl"
 
 
+@EACH_DATABASE
 def test_lines_become_jobs_with_all_arguments(store: Store, url: URL, file: Path) -> None:
     whole = {
         "id": "order-1", "payload": {"qty": 7, "für": "🙂"}, "kind": "pack", "queue": "shop", "key": "ann",
@@ -68,6 +69,7 @@ def test_lines_become_jobs_with_all_arguments(store: Store, url: URL, file: Path
     assert store.counts()["default"] == {JobState.SCHEDULED: 1, JobState.READY: 1}
 
 
+@EACH_DATABASE
 def test_a_file_can_be_enqueued_again(store: Store, url: URL, file: Path) -> None:
     lines = [json.dumps({"id": f"order-{number}"}) for number in range(1201)]  # more than two batches
     file.write_text("\n".join([*lines, lines[0]]))
@@ -78,7 +80,6 @@ def test_a_file_can_be_enqueued_again(store: Store, url: URL, file: Path) -> Non
     store.complete(lease)
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(("line", "reason"), BAD.items(), ids=BAD.values())
 def test_a_bad_line_is_reported_by_number_and_skipped(
     store: Store, url: URL, line: bytes, reason: str
@@ -103,7 +104,6 @@ def test_strict_writes_nothing_of_a_file_with_a_bad_line(store: Store, url: URL)
     assert run("enqueue", "-", "--strict", url=url, stdin=good).out == "1000 new, 0 existed, 0 bad\n"
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_strict_reads_a_pipe_that_cannot_be_read_twice(url: URL, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, b'{"id": "order-1"}\n')
@@ -116,14 +116,12 @@ def test_strict_reads_a_pipe_that_cannot_be_read_twice(url: URL, tmp_path: Path)
     assert (done.returncode, done.stdout) == (0, "1 new, 0 existed, 0 bad\n"), done.stderr
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_file_that_cannot_be_read_is_a_usage_error(url: URL, tmp_path: Path) -> None:
     for path in (tmp_path / "missing", tmp_path):
         answer = run("enqueue", path, url=url)
         assert (answer.code, answer.out) == (2, "")
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_an_error_of_the_database_tells_how_far_it_came(
     store: Store, engine: Engine, url: URL, file: Path
 ) -> None:
@@ -137,7 +135,6 @@ def test_an_error_of_the_database_tells_how_far_it_came(
     assert sum(store.counts()["default"].values()) == 500
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_ctrl_c_ends_with_130_and_tells_how_far_it_came(url: URL, tmp_path: Path) -> None:
     child = subprocess.Popen(
         [*COMMAND, "enqueue", "-", "--url", text_of(url)], stdin=subprocess.PIPE, stderr=subprocess.PIPE,

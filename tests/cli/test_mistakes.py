@@ -50,7 +50,6 @@ def test_the_wrong_password_is_not_printed(url: URL) -> None:
     assert SECRET not in answer.err
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_the_url_comes_from_the_option_the_environment_or_the_folder(
     url: URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +64,6 @@ def test_the_url_comes_from_the_option_the_environment_or_the_folder(
     assert (tmp_path / "fencedjobs.db").exists()
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_common_options_stand_before_or_after_the_command(url: URL) -> None:
     for arguments in (
         ["--json", "--url", str(url), "jobs", "list"],
