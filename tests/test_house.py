@@ -21,8 +21,8 @@ ORDER = """
 #: An oracle that shares the rules shares the mistakes.
 ORACLES = {"testing/model.py": {"errors", "values"}}
 
-#: The CLI's ``verify`` runs the checker, and loads it only when it is called.
-LAZY = {("cli/verify.py", "testing")}
+#: The CLI loads the checker only when ``verify`` is called, and a sender only when ``relay`` needs it.
+LAZY = {("cli/verify.py", "testing"), ("cli/target.py", "senders")}
 
 MAY_KNOW_DATABASES = {"dialects.py", "models.py"}
 NAMES = {"postgresql", "postgres", "mysql", "mariadb", "sqlite", "psycopg", "asyncpg", "pymysql", "pysqlite"}

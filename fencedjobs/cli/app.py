@@ -14,6 +14,7 @@ from fencedjobs.cli.inbox import inbox
 from fencedjobs.cli.jobs import jobs
 from fencedjobs.cli.migrate import current, downgrade, upgrade
 from fencedjobs.cli.outbox import outbox
+from fencedjobs.cli.relay import relay
 from fencedjobs.cli.settings import Settings, common
 from fencedjobs.cli.status import status
 from fencedjobs.cli.trouble import explained
@@ -52,5 +53,5 @@ def cli() -> None:
     """
 
 
-for _command in (demo, upgrade, downgrade, current, enqueue, status, jobs, outbox, inbox, fence):
+for _command in (demo, upgrade, downgrade, current, enqueue, status, jobs, outbox, relay, inbox, fence):
     cli.add_command(_command)
