@@ -21,7 +21,7 @@ from fencedjobs.values import Event
 Link = TypeVar("Link")
 
 _GRACE: Final = 0.4  # seconds for a loop that was late to notice its deadline
-_PARTING: Final = 1.0  # seconds that `aclose` waits for connections to say goodbye
+_PARTING: Final = 2.0  # seconds that `aclose` waits for connections to say goodbye
 _SHORTEST_SECRET: Final = 4  # replacing shorter ones would garble every text
 
 
@@ -35,7 +35,8 @@ class AsyncSender(ABC):
         self.timeout = edge.duration("timeout", timeout)
         if not self.timeout:
             raise InvalidValue("timeout", "must be above 0")
-        self._secrets = {secret for secret in secrets if secret and len(secret) >= _SHORTEST_SECRET}
+        found = {secret for secret in secrets if secret and len(secret) >= _SHORTEST_SECRET}
+        self._secrets = sorted(found, key=len, reverse=True)  # one may be a part of another
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, event: Event) -> bool:
@@ -181,7 +182,7 @@ class Sender:
         """Close the connection and end the thread; a later send starts anew."""
         if self._thread.is_running:
             with suppress(TimeoutError):
-                self._thread.run(self._sender.aclose(), within=2 * _PARTING)
+                self._thread.run(self._sender.aclose(), within=_PARTING + _GRACE)
             self._thread.stop()
 
     def __enter__(self) -> Self:

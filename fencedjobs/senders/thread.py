@@ -6,11 +6,13 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fencedjobs.errors import FencedJobsError
 
 T = TypeVar("T")
+
+_PATIENCE: Final = 2.0  # seconds for what still runs when the thread is told to stop
 
 
 class LoopThread:
@@ -50,15 +52,27 @@ class LoopThread:
             thread, self._thread = self._thread, None
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
+            thread.join(_PATIENCE)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
+                self._thread = threading.Thread(
+                    target=_serve, args=(self._loop,), name=self._name, daemon=True
+                )
                 self._thread.start()
             if self._pid != os.getpid():  # its thread did not come along, and its sockets are the parent's
                 raise FencedJobsError("this sender was used before the process forked: make one per process")
             return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped, then end what a library left running on it."""
+    loop.run_forever()
+    end = loop.time() + _PATIENCE / 2
+    while (left := asyncio.all_tasks(loop)) and loop.time() < end:
+        for task in left:  # some libraries begin something new, or wait once more, when they are cancelled
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(left, timeout=_PATIENCE / 10))
+    loop.close()

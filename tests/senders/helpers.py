@@ -62,6 +62,14 @@ def at_most(seconds: float) -> Iterator[None]:
     assert took <= seconds, f"took {took:.2f} s, may take {seconds:.2f} s"
 
 
+def awaited(holds: Callable[[], bool]) -> None:
+    """What another thread is about to do has to hold within a second."""
+    end = time.monotonic() + 1
+    while not holds():
+        assert time.monotonic() < end, "waited for a second"
+        time.sleep(0.01)
+
+
 def with_event(
     engine: Engine, id: str = "order-7", *, topic: str = "warehouse", payload: Any = None
 ) -> Store:

@@ -124,7 +124,7 @@ def acknowledges(connection: Connection, request: Request) -> None:
 
 
 @contextmanager
-def listening(tarry: Callable[[socket.socket, threading.Event], None]) -> Iterator[int]:
+def listening(tarry: Callable[[socket.socket, threading.Event], object]) -> Iterator[int]:
     """A port where each connection is left to ``tarry``, before any protocol."""
     stopping = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -20,6 +20,7 @@ from tests.senders.helpers import (
     GRACE,
     async_refusal,
     at_most,
+    awaited,
     event,
     left_pending,
     refusal,
@@ -71,7 +72,7 @@ def test_a_dawdling_server_cannot_outlast_the_deadline(engine: Engine, name: str
         with at_most(TIMEOUT + GRACE):
             reason = left_pending(store, send)
         assert "no acknowledgement within 0.5 seconds" in reason
-        _awaited(lambda: receiver.ended == receiver.accepted == 1)  # and the connection is closed
+        awaited(lambda: receiver.ended == receiver.accepted == 1)  # and the connection is closed
 
 
 def test_a_handshake_that_drips_cannot_outlast_it() -> None:
@@ -89,7 +90,7 @@ def test_a_handshake_that_drips_cannot_outlast_it() -> None:
 
 def test_a_server_that_reads_nothing_cannot_outlast_it() -> None:
     with (
-        listening(lambda accepted, stopping: stopping.wait(10) and None) as port,
+        listening(lambda accepted, stopping: bool(stopping.wait(10))) as port,
         HttpSender(f"http://127.0.0.1:{port}", timeout=TIMEOUT) as send,
         at_most(TIMEOUT + GRACE + 0.3),  # writing 20 MB of JSON is ours
     ):
@@ -133,7 +134,7 @@ async def test_a_cancelled_send_closes_its_connection() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.to_thread(_awaited, lambda: receiver.ended == 1)
+        await asyncio.to_thread(awaited, lambda: receiver.ended == 1)
         await sender.aclose()
 
 
@@ -157,10 +158,3 @@ def test_the_deadline_is_a_number_of_seconds(timeout: float) -> None:
 def test_the_default_is_ten_seconds() -> None:
     sender: Sender = HttpSender("http://127.0.0.1:1")
     assert sender.timeout == AsyncHttpSender("http://127.0.0.1:1").timeout == 10
-
-
-def _awaited(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 1
-    while not holds():
-        assert time.monotonic() < end, "waited for a second"
-        time.sleep(0.01)

@@ -10,7 +10,7 @@ import pytest
 
 from fencedjobs import InvalidValue
 from fencedjobs.senders.http import HttpSender
-from tests.senders.helpers import EVENT, GRACE, at_most, refusal
+from tests.senders.helpers import EVENT, GRACE, at_most, awaited, refusal
 from tests.senders.receiver import Connection, Receiver, Request, answer, says
 
 MIB = 1024 * 1024
@@ -84,6 +84,7 @@ def test_a_hostile_answer_is_refused_at_once_and_costs_no_memory(name: str) -> N
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
+        awaited(lambda: receiver.ended == receiver.accepted == 2)  # neither connection is left open
     assert peak < 5 * MIB, f"{peak / MIB:.1f} MiB"
 
 
