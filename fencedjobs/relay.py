@@ -225,10 +225,10 @@ def timeout_of(send: Any, ttl: float) -> float:
 
 
 def _names(lanes: Iterable[str]) -> list[str]:
-    names = [] if isinstance(lanes, str) else list(dict.fromkeys(lanes))
+    names = [] if isinstance(lanes, str) else [edge.key("lanes", lane) for lane in lanes]
     if not names:
         raise InvalidValue("lanes", f"must be names of lanes, got {lanes!r}")
-    return names
+    return list(dict.fromkeys(names))
 
 
 @contextmanager

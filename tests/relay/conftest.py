@@ -33,6 +33,9 @@ def store(engine: Engine, clock: Clock) -> Store:
 
 
 @pytest.fixture
-def relays(database: Database, driver: str | None, clock: Clock) -> Iterator[Relays]:
-    with opened(database, driver, clock=clock) as store:
-        yield Relays(store)
+def relays(store: Store, database: Database, driver: str | None, clock: Clock) -> Iterator[Relays]:
+    if driver is None:
+        yield Relays(store, store)
+        return
+    with opened(database, driver, clock=clock) as form:
+        yield Relays(store, form)

@@ -64,6 +64,42 @@ class Seen:
         return [facts for name, facts in self.all if name == what.value]
 
 
+class FakeTime:
+    """Time that passes only while somebody waits; ``at`` does something when it has come so far."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.waits: list[float] = []
+        self._agenda: list[tuple[float, Callable[[], Any]]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def at(self, instant: float, do: Callable[[], Any]) -> None:
+        self._agenda.append((instant, do))
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+        assert len(self.waits) < 1000, "it waits for ever"
+        due = [do for instant, do in self._agenda if instant <= self.now]
+        self._agenda = [(instant, do) for instant, do in self._agenda if instant > self.now]
+        for do in due:
+            do()
+
+
+def stopping(relay: Relay, answer: Any = True) -> Callable[[Event], Any]:
+    """Stop the relay while the event is being sent, then answer or raise."""
+
+    def answering(event: Event) -> Any:
+        relay.stop()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    return answering
+
+
 def lane_lock(store: Store, lane: str = "default") -> LeaseRecord | None:
     return store.locks.get(f"outbox:{lane}")
 
@@ -74,18 +110,19 @@ def lane_is_free(store: Store, lane: str = "default") -> bool:
 
 
 class Relays:
-    """Makes relays on a store, sync or (behind `Blocking`) async; they do not wait between their tries."""
+    """Makes relays, sync or async, that do not wait between their tries; ``store`` is a sync one."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, form: Any) -> None:
         self.store = store
+        self._form = form
 
     def __call__(self, send: Callable[[Event], Any], **options: Any) -> Relay:
         options = {"retry": AT_ONCE, "poll": 0.0, **options}
-        if not isinstance(self.store, Blocking):
-            return Relay(self.store, send, **options)
+        if not isinstance(self._form, Blocking):
+            return Relay(self._form, send, **options)
 
         async def awaited(event: Event) -> Any:
             return send(event)
 
-        target, runner = self.store._target, self.store._runner
+        target, runner = self._form._target, self._form._runner
         return cast("Relay", Blocking(AsyncRelay(target, awaited, **options), runner))
