@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import Any, Final
 
 from fencedjobs import job_sql as sql
@@ -13,6 +14,13 @@ from fencedjobs.job_sql import WAITING
 from fencedjobs.jobs import JoinedJobs
 from fencedjobs.leases import at, make, make_many, renew
 from fencedjobs.values import JobLease, JobState, Outcome
+
+
+class Again(Enum):
+    """Why a claim that got nothing is to be repeated."""
+
+    AT_ONCE = "so many rows were found dead or unwanted that it was time to commit"
+    SOON = "others hold the rows at this moment"
 
 
 class Jobs(JoinedJobs):
@@ -37,11 +45,10 @@ class Jobs(JoinedJobs):
         queue: str = "default",
         kinds: Iterable[str] | None = None,
         now: float | None = None,
-    ) -> list[JobLease] | None:
+    ) -> list[JobLease] | Again:
         """Claim up to ``limit`` jobs of a queue, promoting what is due first.
 
-        ``None``: there is something to claim, but not for this transaction: others hold the rows at
-        this moment, or so many were found dead that it is time to commit.
+        An empty list is an empty queue; `Again` says that there may be something all the same.
         """
         instant = self._tx.now(now)
         wanted = {"in_queue": edge.key("queue", queue)} | _wanted(owner, ttl, instant)
@@ -58,9 +65,11 @@ class Jobs(JoinedJobs):
                 break
             if buried:
                 make(self._tx, sql.bury_ready(self._jobs, instant is not None), wanted | {"limit": BULK})
-        if not found and (promoted or buried or self._contended(wanted)):
-            return None
-        return _leases(found)
+        if found:
+            return _leases(found)
+        if promoted or buried:
+            return Again.AT_ONCE
+        return Again.SOON if self._contended(wanted) else []
 
     def _promote(self, wanted: Mapping[str, Any], limit: int) -> int:
         # One index serves both states where there are partial ones; else each state has its own range.

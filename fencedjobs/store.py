@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from fencedjobs import dialects, schema
 from fencedjobs import payload as edge
-from fencedjobs.claims import Jobs
+from fencedjobs.claims import Again, Jobs
 from fencedjobs.errors import InboxConflict, InvalidValue, UnsupportedDatabase
 from fencedjobs.facets import StoreGuards, StoreInbox, StoreLeases, StoreLocks, StoreOutbox, own
 from fencedjobs.jobs import JoinedJobs
@@ -261,11 +261,13 @@ class Store:
         who, chosen = self.who(owner), None if kinds is None else list(kinds)
         patience = self.transactions.patience(_CLAIM_PATIENCE)
         while True:
-            leases = self.run(
+            answer = self.run(
                 lambda tx: Jobs(tx).claim_next(who, ttl=ttl, limit=limit, queue=queue, kinds=chosen, now=now)
             )
-            if leases is not None or not patience():
-                return leases or []
+            if not isinstance(answer, Again):
+                return answer
+            if answer is Again.SOON and not patience():
+                return []
 
     def renew(self, lease: JobLease, *, ttl: float, now: float | None = None) -> JobLease:
         """The lease with a new end: ``ttl`` seconds from now, at most the deadline.

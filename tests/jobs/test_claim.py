@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
 
 from fencedjobs import JobState, Store
 from tests.jobs.helpers import T, claimed, ids, just_before, refused, row
@@ -207,3 +208,15 @@ def test_a_lease_is_a_value_that_needs_no_connection(store: Store) -> None:
 
 def claimed_copy(lease: Any) -> Any:
     return type(lease)(**{name: getattr(lease, name) for name in lease.__dataclass_fields__})
+
+
+def test_a_live_job_behind_more_dead_ones_than_a_transaction_handles_is_found(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencedjobs.store._CLAIM_PATIENCE", 0)  # it is no matter of time
+    store = Store(engine)
+    store.enqueue_many([{"run_at": 1, "deadline": 2, "priority": 9}] * 4_000, now=0)
+    store.enqueue("live", run_at=1, now=0)
+    lease = store.claim("w", ttl=10, now=3)
+    assert lease is not None, f"nothing was claimed of {store.counts()}"
+    assert lease.id == "live"
