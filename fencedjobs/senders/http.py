@@ -77,7 +77,7 @@ class AsyncHttpSender(AsyncSender):
             httpx.create_ssl_context(trust_env=False) if self._url.scheme == "https" else None
         )
         self._transport: httpx.AsyncHTTPTransport | None = None
-        super().__init__(timeout, _secrets(headers or {}))
+        super().__init__(timeout, _secrets(headers or {}, self._url))
 
     async def _deliver(self, event: Event) -> bool:
         status, body = await self._exchange(event)
@@ -201,6 +201,9 @@ def _own(headers: Mapping[str, str]) -> dict[str, str]:
     return dict(headers)
 
 
-def _secrets(headers: Mapping[str, str]) -> list[str]:
-    """What a receiver that echoes our headers may not bring into error texts: ``Bearer x`` and ``x``."""
-    return [text for value in headers.values() for text in (value, value.rpartition(" ")[2])]
+def _secrets(headers: Mapping[str, str], url: httpx.URL) -> list[str]:
+    """What a receiver that echoes a request may not bring into error texts: ``Bearer x``, ``?key=x``."""
+    return [
+        *(text for value in headers.values() for text in (value, value.rpartition(" ")[2])),
+        *(value for _, value in url.params.multi_items()),
+    ]

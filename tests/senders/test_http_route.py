@@ -130,3 +130,11 @@ def test_a_receiver_that_echoes_our_credentials_does_not_bring_them_into_errors(
         with pytest.raises(NotAcknowledged) as caught:
             send(EVENT)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_redirect_that_repeats_our_key_does_not_bring_it_into_errors() -> None:
+    to = f"Location: /other/?key={SECRET}"
+    with Receiver(says(answer("302 Found", b"", to))) as receiver:
+        with HttpSender(f"{receiver.url}?key={SECRET}") as send:
+            assert refusal(send) == "status 302, a redirect to '/other/?key=***', which is not followed"
+        assert receiver.requests[0].line == f"POST /events?key={SECRET} HTTP/1.1"
