@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from reprlib import Repr
 from typing import Any
+
+_SHORT = Repr()  # of a thousand leases some are enough
+_SHORT.maxother = _SHORT.maxstring = 300
 
 
 class FencedJobsError(Exception):
@@ -62,14 +66,15 @@ class TransactionLost(FencedJobsError):
 class OutcomeUnknown(FencedJobsError):
     """COMMIT was sent and its answer was lost: the transaction may or may not have happened.
 
-    Never retried blindly. ``subject`` is what the transaction was about: the lease, or the id of
-    the job. Ask ``store.outcome(lease)``, or repeat an enqueue under the same id.
+    Never retried blindly. ``subject`` is what the transaction was about: the lease, the id of the
+    job, or a list of them; for a claim of whatever comes next, the owner. Ask
+    ``store.outcome(lease)``, or repeat an enqueue under the same id; a claim that did take effect
+    runs out by itself.
     """
 
     def __init__(self, subject: Any) -> None:
-        super().__init__(
-            f"the answer to COMMIT was lost, so it is unknown whether it took effect: {subject!r}"
-        )
+        about = "" if subject is None else f": {_SHORT.repr(subject)}"
+        super().__init__(f"the answer to COMMIT was lost, so it is unknown whether it took effect{about}")
         self.subject = subject
 
 

@@ -87,6 +87,7 @@ class JoinedJobs:
         for number, item in enumerate(items):
             new = new_job(known(item, number), f"items[{number}].")
             rows.setdefault(new["new_id"], new)
+        self._tx.subject = list(rows)
         adding = Enqueue(self._tx, self._jobs, self._tx.now(now))
         fresh, created = list(rows.values()), set[str]()
         for start in range(0, len(fresh), BULK):

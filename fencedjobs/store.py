@@ -262,7 +262,8 @@ class Store:
         patience = self.transactions.patience(_CLAIM_PATIENCE)
         while True:
             answer = self.run(
-                lambda tx: Jobs(tx).claim_next(who, ttl=ttl, limit=limit, queue=queue, kinds=chosen, now=now)
+                lambda tx: Jobs(tx).claim_next(who, ttl=ttl, limit=limit, queue=queue, kinds=chosen, now=now),
+                subject=who,
             )
             if not isinstance(answer, Again):
                 return answer
@@ -290,7 +291,8 @@ class Store:
         still under way: ``completed`` by this very lease; still ``held`` by it, so that nothing
         was written and the work may be repeated; or ``ended``, by whatever way.
         """
-        return self.run(lambda tx: Jobs(tx).outcome(lease), subject=lease)
+        locks = dialects.capabilities(self.transactions.engine.dialect).row_locks
+        return self.run(lambda tx: Jobs(tx).outcome(lease), subject=lease, reading=locks)
 
     def leases(self, model: type[Any], open: ColumnElement[bool] | None = None) -> StoreLeases:
         """The leases of a mapped class of the host with `LeaseMixin`, each verb in an own transaction.
