@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import pytest
-from sqlalchemy import Engine, NullPool, String, create_engine, delete, event, select, text
+from sqlalchemy import URL, Engine, NullPool, String, create_engine, delete, event, select, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
@@ -161,6 +161,23 @@ _CONNECTIONS = {
     "mysql": "SELECT id, command, info FROM information_schema.processlist "
     "WHERE db = DATABASE() AND id <> CONNECTION_ID()",
 }
+#: drivers that people have, beside those that every test runs with
+MORE_DRIVERS = {
+    "psycopg2": ("postgresql", "postgresql+psycopg2", False),
+    "MySQLdb": ("mariadb", "mysql+mysqldb", False),
+    "asyncmy": ("mariadb", "mysql+asyncmy", True),
+}
+
+
+def _url(database: Database, driver: str | None) -> tuple[URL, bool]:
+    """The URL by this driver, and whether the driver is for asyncio."""
+    if driver in MORE_DRIVERS:
+        pytest.importorskip(driver)
+        _, name, asynchronous = MORE_DRIVERS[driver]
+        return database.url.set(drivername=name), asynchronous
+    return (database.url, False) if driver is None else (database.async_url(driver), True)
+
+
 _OBSERVING: dict[str, dict[str, Any]] = {
     "sqlite": {"poolclass": NullPool, "connect_args": {"timeout": 0}},
     "postgresql": {"isolation_level": "AUTOCOMMIT"},
@@ -175,19 +192,21 @@ def hosted(
     *,
     sessions: dict[str, Any] | None = None,
     adapt: Callable[[Engine], object] = lambda engine: None,
+    port: int | None = None,
     **options: Any,
 ) -> Iterator[Host]:
     """An application on this database, by this driver; nothing may be left behind at its end.
 
     ``options`` are those of its engine, ``sessions`` those of its sessionmaker if it has one of its own;
-    ``adapt`` does to the engine what the application does at start.
+    ``adapt`` does to the engine what the application does at start. ``port`` is that of a proxy.
     """
     with ExitStack() as stack:
-        url = database.url if driver is None else database.async_url(driver)
+        url, asynchronous = _url(database, driver)
+        url = url if port is None else url.set(port=port)
         observer = create_engine(database.url, **_OBSERVING[database.backend])
         stack.callback(observer.dispose)
         Base.metadata.create_all(observer)
-        if driver is None:
+        if not asynchronous:
             engine, runner, aio = create_engine(url, **options), None, None
             adapt(engine)
             stack.callback(engine.dispose)
@@ -208,7 +227,9 @@ def hosted(
 
 def on(*backends: str, drivers: tuple[str | None, ...] | None = None) -> pytest.MarkDecorator:
     """Run a test with ``host`` on these databases only, by these drivers for asyncio (``None``: sync)."""
-    forms = [form for form in FORMS if form[0] in backends and (drivers is None or form[1] in drivers)]
+    more = [(backend, driver) for driver, (backend, *_) in MORE_DRIVERS.items()]
+    known = FORMS if drivers is None else [*FORMS, *more]
+    forms = [form for form in known if form[0] in backends and (drivers is None or form[1] in drivers)]
     ids = [driver or backend for backend, driver in forms]
     return pytest.mark.parametrize(("database", "driver"), forms, indirect=True, ids=ids)
 
