@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
 from fencedjobs import Store
+from fencedjobs.batch import Batch
 from tests.databases import Database
 from tests.forms import FORMS, opened
 from tests.forms import driver as driver
-from tests.relay.helpers import Clock, Relays
+from tests.relay.helpers import MANY, Clock, Relays, Runaway
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -39,3 +42,22 @@ def relays(store: Store, database: Database, driver: str | None, clock: Clock) -
         return
     with opened(database, driver, clock=clock) as form:
         yield Relays(store, form)
+
+
+@pytest.fixture(autouse=True)
+def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that looks again and again fails its test, and does not hang it."""
+    looks = 0
+
+    def bound(look: Any) -> Any:
+        @functools.wraps(look)
+        def bounded(*args: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            if looks > MANY:
+                raise Runaway("it looks for ever")
+            return look(*args)
+
+        return bounded
+
+    monkeypatch.setattr(Batch, "open", bound(Batch.open))
