@@ -127,7 +127,6 @@ def test_a_verb_of_the_store_is_repeated_as_a_whole_until_the_lock_is_gone(
     hasty.dispose()
 
 
-@pytest.mark.xfail(strict=True, reason="what is iterated once is used up when the transaction is repeated")
 @on("mariadb")
 def test_an_iterator_is_not_used_up_by_a_repeated_transaction(database: Database, engine: Engine) -> None:
     """A deadlock or a lock wait in the middle: the second try must see the same items."""

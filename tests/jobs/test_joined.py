@@ -116,7 +116,6 @@ def test_every_verb_writes_in_the_caller_s_transaction_and_not_elsewhere(store: 
     }  # fmt: skip
 
 
-@pytest.mark.xfail(strict=False, raises=IndexError, reason="a savepoint that is released breaks the token")
 def test_many_are_added_in_a_transaction_of_the_store(store: Store) -> None:
     with store.begin() as uow:
         assert uow.jobs.enqueue_many([{"id": "a"}, {"id": "b"}], now=T) == ["a", "b"]
