@@ -13,7 +13,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -121,7 +120,3 @@ async def async_engine(async_url: URL) -> AsyncIterator[AsyncEngine]:
     engine = create_async_engine(async_url)
     yield engine
     await engine.dispose()
-
-
-def pytest_make_parametrize_id(config: pytest.Config, val: Any, argname: str) -> str | None:
-    return val if isinstance(val, str) and val.isidentifier() else None

@@ -64,7 +64,7 @@ def test_floats_keep_every_bit() -> None:
         ({"a": (1, 2)}, "payload.a"),
         ({"a": {1}}, "payload.a"),
         (b"bytes", "payload"),
-        (object(), "payload"),
+        (object, "payload"),
         (1j, "payload"),
     ],
     ids=repr,
