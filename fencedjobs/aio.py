@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from fencedjobs.errors import InvalidValue
-from fencedjobs.facets import StoreGuards, StoreInbox, StoreLeases, StoreOutbox
+from fencedjobs.facets import StoreGuards, StoreHeld, StoreInbox, StoreLeases, StoreLocks, StoreOutbox
 from fencedjobs.guards import JoinedGuards
 from fencedjobs.inbox import JoinedInbox
 from fencedjobs.jobs import JoinedJobs
@@ -154,18 +154,30 @@ class AsyncUnitOfWork:
         return AsyncJoinedLeases(lambda: self._join().leases(model, open))
 
 
-class AsyncStoreLeases:
-    """Leases on one table, each verb in a short transaction of its own; see `StoreLeases`."""
+class AsyncStoreHeld:
+    """What ends, extends or checks a lease, to be awaited; see `StoreHeld`."""
 
-    def __init__(self, sync: StoreLeases) -> None:
+    def __init__(self, sync: StoreHeld) -> None:
         self._sync = sync
 
+    renew = _awaited(StoreHeld.renew)
+    release = _awaited(StoreHeld.release)
+    check = _awaited(StoreHeld.check)
+
+
+class AsyncStoreLeases(AsyncStoreHeld):
+    """Leases on a table of the host, each verb in a short transaction of its own; see `StoreLeases`."""
+
     claim = _awaited(StoreLeases.claim)
-    renew = _awaited(StoreLeases.renew)
-    release = _awaited(StoreLeases.release)
-    check = _awaited(StoreLeases.check)
     get = _awaited(StoreLeases.get)
     settle = _awaited(StoreLeases.settle)
+
+
+class AsyncStoreLocks(AsyncStoreHeld):
+    """Named locks, each verb in a short transaction of its own; see `StoreLocks`."""
+
+    claim = _awaited(StoreLocks.claim)
+    get = _awaited(StoreLocks.get)
 
 
 class AsyncStoreOutbox:
@@ -224,7 +236,7 @@ class AsyncStore:
         self._sync = _GreenStore(source, schema=schema, clock=clock)
         self._schema = schema
         self._clock = clock
-        self.locks = AsyncStoreLeases(self._sync.locks)
+        self.locks = AsyncStoreLocks(self._sync.locks)
         self.outbox = AsyncStoreOutbox(self._sync.outbox)
         self.inbox = AsyncStoreInbox(self._sync.inbox)
         self.guards = AsyncStoreGuards(self._sync.guards)

@@ -51,19 +51,12 @@ def _kept(value: Any) -> Any:
     return list(value) if isinstance(value, Iterator) else value
 
 
-class StoreLeases:
-    """Leases on one table, each verb in a short transaction of its own; see `Leases`."""
+class StoreHeld:
+    """What ends, extends or checks a lease of one table, each verb in a short transaction of its own."""
 
     def __init__(self, store: Runner, verbs: Callable[[Transaction], Leases]) -> None:
         self._store = store
         self._verbs = verbs
-
-    def claim(
-        self, id: Any, owner: str | None = None, *, ttl: float, now: float | None = None
-    ) -> Lease | None:
-        """Take the lease of this row for ``ttl`` seconds; ``None`` if it is held or not there."""
-        who = self._store.who(owner)
-        return self._store.run(lambda tx: self._verbs(tx).claim(id, who, ttl=ttl, now=now), subject=id)
 
     def renew(self, lease: Lease, *, ttl: float, now: float | None = None) -> Lease:
         """The lease with a new end; `LeaseLost` if it has run out or is not held."""
@@ -77,9 +70,26 @@ class StoreLeases:
         """Whether the lease is held and still runs."""
         return self._store.run(lambda tx: self._verbs(tx).check(lease, now=now), reading=True)
 
-    def get(self, id: Any) -> LeaseRecord | None:
-        """The lease columns of the row; ``None`` if there is none."""
+    def _claim(self, id: Any, owner: str | None, ttl: float, now: float | None) -> Lease | None:
+        who = self._store.who(owner)
+        return self._store.run(lambda tx: self._verbs(tx).claim(id, who, ttl=ttl, now=now), subject=id)
+
+    def _get(self, id: Any) -> LeaseRecord | None:
         return self._store.run(lambda tx: self._verbs(tx).get(id), reading=True)
+
+
+class StoreLeases(StoreHeld):
+    """Leases on a table of the host, each verb in a short transaction of its own; see `Leases`."""
+
+    def claim(
+        self, pk: Any, owner: str | None = None, *, ttl: float, now: float | None = None
+    ) -> Lease | None:
+        """Take the lease of this row for ``ttl`` seconds; ``None`` if it is held or not there."""
+        return self._claim(pk, owner, ttl, now)
+
+    def get(self, pk: Any) -> LeaseRecord | None:
+        """The lease columns of the row; ``None`` if there is none."""
+        return self._get(pk)
 
     def settle(self, lease: Lease, /, *, now: float | None = None, **values: Any) -> None:
         """Write ``values`` to the row and give the lease back; `LeaseLost` if it is not held or ran out."""
@@ -87,11 +97,21 @@ class StoreLeases:
         self._store.run(lambda tx: settle(self._verbs(tx)), subject=lease)
 
 
-class StoreLocks(StoreLeases):
+class StoreLocks(StoreHeld):
     """Named locks, each verb in a short transaction of its own. A name need not be made first."""
 
     def __init__(self, store: Runner) -> None:
         super().__init__(store, Locks)
+
+    def claim(
+        self, name: str, owner: str | None = None, *, ttl: float, now: float | None = None
+    ) -> Lease | None:
+        """Take the lock of this name for ``ttl`` seconds; ``None`` while somebody holds it."""
+        return self._claim(name, owner, ttl, now)
+
+    def get(self, name: str) -> LeaseRecord | None:
+        """Who holds the lock of this name; ``None`` if it was never claimed."""
+        return self._get(name)
 
 
 class StoreOutbox:

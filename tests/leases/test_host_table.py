@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -209,6 +208,7 @@ def test_an_order_changed_and_settled_in_one_transaction_keeps_both(orders: Engi
         assert (order.note, order.done, order.owner) == ("by the ORM", 1, None)
 
 
-@pytest.mark.xfail(strict=True, reason="Store.leases calls its first argument id")
-def test_the_arguments_are_named_as_the_contract_says(sync_store: Store) -> None:
-    assert list(inspect.signature(sync_store.leases(Order).claim).parameters) == ["pk", "owner", "ttl", "now"]
+def test_the_arguments_are_named_as_the_contract_says(orders: Engine, store: Store) -> None:
+    leases = store.leases(Order, open=OPEN)
+    assert leases.claim(pk=1, owner="a", ttl=30, now=T) == Lease(1, "a", 1, T + 30)
+    assert leases.get(pk=1) == LeaseRecord(1, "a", 1, T + 30)
