@@ -6,11 +6,11 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Double, Insert, Select, bindparam, case, insert, select
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 
 from fencedjobs import dialects
 from fencedjobs import payload as edge
@@ -201,24 +201,21 @@ class Enqueue:
         answer = self._tx.execute(inserting, {**arrays, "place": list(range(len(rows))), **self._at})
         return {row[0] for row in answer}
 
-    def _insert_all(self) -> Insert:
-        # With RETURNING SQLAlchemy puts many rows in a statement, where this driver would send each.
-        inserting = _insert(self._jobs, self._given)
-        in_one = self._absent is None and self._tx.connection.dialect.insert_executemany_returning
-        return inserting.returning(self._jobs.key) if in_one else inserting
-
     def _insert_rows(self, rows: list[dict[str, Any]]) -> set[str]:
         if not rows:
             return set()
-        savepoint = self._tx.connection.begin_nested()
+        inserting = _insert(self._jobs, self._given)
+        # With RETURNING SQLAlchemy puts all rows in one statement, which is undone as one if it fails;
+        # without, this driver sends each, and those before the one that fails stay.
+        in_one = self._absent is None and self._tx.connection.dialect.insert_executemany_returning
+        if in_one:
+            inserting = inserting.returning(self._jobs.key)
         try:
-            self._tx.execute(self._insert_all(), [row | self._at for row in rows]).close()
-        except DBAPIError as error:
-            with suppress(DBAPIError):  # a deadlock has ended the savepoint with all the rest
-                savepoint.rollback()
-            if not (isinstance(error, IntegrityError) and dialects.is_duplicate(error)):
+            with nullcontext() if in_one else self._tx.connection.begin_nested():
+                self._tx.execute(inserting, [row | self._at for row in rows], may_fail=in_one).close()
+        except IntegrityError as error:
+            if not dialects.is_duplicate(error):
                 raise
             # Somebody has added one of them since we looked: one by one, each by its own answer.
             return self._each(rows)
-        savepoint.commit()
         return {row["new_id"] for row in rows}
