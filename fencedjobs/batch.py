@@ -65,7 +65,7 @@ class Batch:
         self._lease: Lease | None = None
         self._waiting: list[Event] = []
         self._acknowledged: list[Event] = []
-        self._begun = False  # whether the first that waits, whose attempt is counted, is being sent
+        self._begun: Event | None = None
         self._settled_at = 0.0
         self.sent = 0
         self.moved = False  #: whether any event was sent or set aside
@@ -103,8 +103,8 @@ class Batch:
 
     def copy(self) -> Event:
         """A copy of the event to send: whatever is done to it changes nothing here."""
-        self._begun = True
-        return deepcopy(self._waiting[0])
+        self._begun = self._waiting[0]
+        return deepcopy(self._begun)
 
     @contextmanager
     def delivering(self) -> Iterator[None]:
@@ -138,7 +138,9 @@ class Batch:
         lease, self._lease = self._lease, None
         if lease is None:
             return
-        sent, unsent = self._acknowledged, None if self._begun or not self._waiting else self._waiting[0]
+        sent, unsent = self._acknowledged, self._waiting[0] if self._waiting else None
+        if unsent is self._begun:  # whether it arrived or not, that was an attempt
+            unsent = None
         with self._losing(lease):
             self._store.run(lambda tx: Lanes(tx).give_back(lease, sent, unsent, ttl=self._ttl), subject=lease)
         self._count(sent)
@@ -154,7 +156,7 @@ class Batch:
             kept, is_next = self._store.run(
                 lambda tx: Lanes(tx).settle(lease, sent, failure, then, ttl=self._ttl), subject=lease
             )
-        self._lease, self._begun, self._settled_at = kept, False, time.monotonic()
+        self._lease, self._settled_at = kept, time.monotonic()
         if not is_next or kept.fence > lease.fence + 1:  # another relay was here: read anew
             self._waiting = []
         elif kept.fence != lease.fence:

@@ -79,7 +79,7 @@ class Lanes:
         return lease, then is None or self._count(then)
 
     def give_back(self, lease: Lease, sent: Sequence[Event], unsent: Event | None, *, ttl: float) -> None:
-        """Mark what is left to mark, and give the lane back. ``unsent`` was counted, but not sent.
+        """Mark what is left to mark, and give the lane back. If ``unsent`` was counted, it is not any more.
 
         `LeaseLost`, and nothing is marked, if another relay has the lane; no matter if nothing is left.
         """
