@@ -7,8 +7,11 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -16,15 +19,29 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Engine, inspect
+from sqlalchemy import URL, Engine, MetaData, func, inspect, select
 
-from fencedjobs import Store
-from fencedjobs.cli.demo.invariants import Facts, check
+from fencedjobs import JobState, Store
+from fencedjobs.cli.demo import delivery, evidence, story, world
+from fencedjobs.cli.demo.evidence import Outcome, Sight
+from fencedjobs.cli.demo.invariants import Facts, Invariant, check
 from fencedjobs.cli.demo.orders import Order, read_orders
-from fencedjobs.cli.demo.story import LONG
-from fencedjobs.values import JobRecord, JobState
-from tests.cli.helpers import COMMAND, environment, run, spawn, text_of
+from fencedjobs.cli.demo.stage import Stage
+from fencedjobs.relay import dispatch
+from fencedjobs.values import JobRecord
+from tests.cli.helpers import EACH_DATABASE, EACH_EMPTY, Answer, environment, run, spawn, text_of
 from tests.databases import Database
+
+#: leases that somebody waits for the end of; the others are long, however busy the machine is
+BRIEF = 0.3
+
+#: the command with such leases, as a real process
+IMPATIENT = f"""
+from fencedjobs.cli.demo import delivery, story
+from fencedjobs.cli import main
+delivery.SHORT = story.SHORT = {BRIEF}
+main()
+"""
 
 
 @pytest.fixture
@@ -35,80 +52,176 @@ def temp(tmp_path: Path) -> Path:
     return made
 
 
-def assert_the_story(facts: dict[str, Any], orders: int) -> None:
-    assert facts["ok"], facts["invariants"]
-    assert [invariant["holds"] for invariant in facts["invariants"]] == [True] * 4
-    told = [(moment["who"], moment["event"], moment["fence"]) for moment in facts["timeline"]]
+@pytest.fixture
+def demo(temp: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
+    """Runs the command in this process; the children are real ones. Nothing temporary may stay."""
+    monkeypatch.setattr(story, "SHORT", BRIEF)
+    monkeypatch.setattr(delivery, "SHORT", BRIEF)
+    monkeypatch.setattr(tempfile, "tempdir", str(temp))
+
+    def demo(*arguments: str | Path, url: URL | None = None) -> Answer:
+        answer = run("demo", "--json", *arguments, url=url)
+        assert not list(temp.iterdir())
+        return answer
+
+    return demo
+
+
+def assert_the_first_chapter(timeline: list[dict[str, Any]], orders: int) -> None:
+    told = [(moment["who"], moment["event"], moment["fence"]) for moment in timeline]
     assert told[:3] == [("shop", "enqueued", None), ("A", "claimed", 1), ("A", "stopped", 1)]
-    assert told[-2:] == [("A", "continued", 1), ("A", "refused", 1)]
     b = [(event, fence) for who, event, fence in told if who == "B" and event != "nothing"]
     assert b == [("claimed", 2), ("completed", 2)] + [("claimed", 1), ("completed", 1)] * (orders - 1)
-    ends = [
-        datetime.fromisoformat(m["until"]).timestamp() for m in facts["timeline"] if m["event"] == "claimed"
+    assert [(event, fence) for who, event, fence in told if who == "A"][-2:] == [
+        ("continued", 1),
+        ("refused", 1),
     ]
-    assert ends[1] - LONG >= ends[0] - 1e-5  # B's lease began, by the database's clock, when A's was over
-    assert "LeaseLost" in facts["timeline"][-1]["text"]
+    ends = [datetime.fromisoformat(m["until"]).timestamp() for m in timeline if m["event"] == "claimed"]
+    assert (
+        ends[1] - story.LONG >= ends[0] - 1e-5
+    )  # B's lease began, by the database's clock, when A's was over
+    (refused,) = [moment for moment in timeline if moment["event"] == "refused"]
+    assert "LeaseLost" in refused["text"]
+
+
+def assert_the_second_chapter(timeline: list[dict[str, Any]], died: str, cut: str) -> None:
+    told = [
+        (moment["who"], moment["event"], moment["order"])
+        for moment in timeline
+        if moment["who"] in ("relay 1", "relay 2", "warehouse", "evidence") and moment["event"] != "nothing"
+    ]
+    assert told[:8] == [
+        ("relay 1", "sending", died), ("warehouse", "received", died), ("relay 1", "died", died),
+        ("evidence", "seen", died),
+        ("relay 2", "sending", died), ("warehouse", "received", died), ("relay 2", "acknowledged", died),
+        ("relay 2", "sending", cut),
+    ]  # fmt: skip
+    assert told[8:14] == [
+        ("warehouse", "received", cut), ("relay 2", "failed", cut), ("evidence", "seen", cut),
+        ("relay 2", "sending", cut), ("warehouse", "received", cut), ("relay 2", "acknowledged", cut),
+    ]  # fmt: skip
+    assert {event for _, event, _ in told[14:]} <= {"delivered"}
+    first, second = [moment["text"] for moment in timeline if moment["event"] == "seen"]
+    assert first.startswith(f"{died}: pending here; in the inbox there")
+    assert second.startswith(f"{cut}: pending here; in the inbox there")
+
+
+def assert_all_holds(answer: Answer) -> None:
+    assert answer.code == 0, answer.out + answer.err
+    assert [invariant["holds"] for invariant in answer.json()["invariants"]] == [True] * 9
+
+
+def rows(engine: Engine) -> dict[str, int]:
+    """How many rows each table has."""
+    found = MetaData()
+    found.reflect(engine)
+    with engine.connect() as connection:
+        return {
+            name: connection.scalar(select(func.count()).select_from(table)) or 0
+            for name, table in found.tables.items()
+        }
 
 
 # --- the story ------------------------------------------------------------------------------------
 
 
-def test_on_a_temporary_database(temp: Path) -> None:
-    answer = spawn("demo", "--json", cwd=temp.parent, TMPDIR=str(temp))
-    assert answer.code == 0, answer.err
-    assert_the_story(answer.json(), orders=5)
-    assert not list(temp.iterdir())
-
-
-def test_as_text_it_tells_who_held_which_fence(temp: Path) -> None:
+def test_as_text_it_tells_who_held_which_fence_and_what_is_evident(temp: Path) -> None:
     elsewhere = "postgresql+psycopg://u@127.0.0.1:1/x"  # the environment's database is not for play
     answer = spawn("demo", cwd=temp.parent, TMPDIR=str(temp), FENCEDJOBS_URL=elsewhere)
     assert (answer.code, answer.err) == (0, "")
     for line in (
-        r"A     fence 1  claims order-1001 for 1 s",
-        r"B              asks for order-1001, gets nothing",
-        r"B     fence 2  claims order-1001",
-        r"A     fence 1  REFUSED, .*LeaseLost",
+        r"A +fence 1  claims order-1001 for 1 s",
+        r"B +fence 2  claims order-1001",
+        r"A +fence 1  REFUSED, .*LeaseLost",
+        r"relay 1 +fence 1  sends order-1001 \(7 pieces\)",
+        r"warehouse +new: stock 0 -> 7; acknowledges",
+        r"relay 1 +fence 1  has the ACK, and DIES before its mark: exit code 73",
+        r"evidence +order-1001: pending here; in the inbox there, stock 7",
+        r"relay 2 +fence 2  sends order-1001 again, under the same id",
+        r"warehouse +a duplicate: stock stays 7; acknowledges",
+        r"warehouse +new: stock 7 -> 10; CUTS the connection, no answer",
+        r"evidence +order-1002: pending here; in the inbox there, stock 10",
+        r"warehouse +a duplicate: stock stays 10; acknowledges",
         r"holds   every order is done, once",
+        r"holds   the stock is the sum of the orders\n +stock 28, ordered 28",
     ):
         assert re.search(line, answer.out), answer.out
     assert answer.out.endswith("\nAll invariants hold.\n")
     assert "BROKEN" not in answer.out
-
-
-def test_on_a_database_with_tables_it_leaves_only_what_was_there(
-    engine: Engine, url: URL, temp: Path
-) -> None:
-    store = Store(engine)
-    store.enqueue("order-1001", {"mine": True})
-    before, tables = store.get("order-1001"), inspect(engine).get_table_names()
-    answer = spawn("demo", "--json", "--url", text_of(url), cwd=temp, TMPDIR=str(temp))
-    assert answer.code == 0, answer.err
-    assert_the_story(answer.json(), orders=5)
-    assert store.get("order-1001") == before
-    assert store.counts() == {"default": {JobState.READY: 1}}
-    assert inspect(engine).get_table_names() == tables
     assert not list(temp.iterdir())
 
 
-def test_on_a_database_without_tables_it_removes_those_it_made(empty: Database, temp: Path) -> None:
-    answer = spawn("demo", "--json", "--url", text_of(empty.url), cwd=temp, TMPDIR=str(temp))
-    assert answer.code == 0, answer.err
-    assert inspect(empty.engine()).get_table_names() == []
+@EACH_DATABASE
+def test_on_a_database_with_tables_it_leaves_only_what_was_there(
+    engine: Engine, url: URL, demo: Callable[..., Answer], tmp_path: Path
+) -> None:
+    """With orders of the user, an id of which comes twice."""
+    orders = tmp_path / "orders.jsonl"
+    orders.write_text(
+        '{"id": "größer", "qty": 1, "n": "🙂"}\n\n{"id": "x [red]", "qty": 0}\n'
+        '{"id": "größer", "qty": 9}\n{"id": "order-1001", "qty": 7}'
+    )
+    store = Store(engine)
+    store.enqueue("order-1001", {"mine": True})
+    store.outbox.add("order-1001", {"mine": True}, topic="mine")
+    before, there = store.get("order-1001"), rows(engine)
+    answer = demo("--orders", orders, url=url)
+    assert_all_holds(answer)
+    timeline = answer.json()["timeline"]
+    assert_the_first_chapter(timeline, orders=3)
+    assert_the_second_chapter(timeline, died="größer", cut="x [red]")
+    assert "1 more had an id that was there already" in timeline[0]["text"]
+    assert store.get("order-1001") == before
+    assert store.counts() == {"default": {JobState.READY: 1}}
+    assert rows(engine) == there
+
+
+def play_a_little(stage: Stage, engine: Engine) -> None:
+    """What the processes leave in somebody's database: a job, a sent event, the lease of a lane."""
+    store = Store(engine)
+    store.enqueue(stage.job_id("x"), queue=stage.queue)
+    store.outbox.add(stage.job_id("x"), 1, topic="warehouse", lane=stage.lane)
+    assert dispatch(store, lambda event: True, lane=stage.lane) == 1
+
+
+@EACH_EMPTY
+def test_on_a_database_without_tables_those_it_made_are_removed(empty: Database) -> None:
+    with ExitStack() as place:
+        play_a_little(*world.borrowed(empty.url, None, place))
+    engine = empty.engine()
+    assert inspect(engine).get_table_names() == []
+    engine.dispose()
+
+
+@EACH_EMPTY
+def test_tables_stay_when_somebody_else_has_begun_to_use_them(
+    empty: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = empty.engine()
+    with ExitStack() as place:
+        play_a_little(*world.borrowed(empty.url, None, place))
+        Store(engine).enqueue("order-1")
+    assert {name: count for name, count in rows(engine).items() if count} == {
+        "fenced_jobs": 1, "fenced_version": 1
+    }  # fmt: skip
+    assert "somebody else uses them" in capsys.readouterr().err
+    engine.dispose()
 
 
 # --- orders of the user ---------------------------------------------------------------------------
 
 
-def test_orders_of_the_user(temp: Path) -> None:
-    orders = temp.parent / "orders.jsonl"
-    orders.write_text(
-        '{"id": "größer", "qty": 1, "n": "🙂"}\n\n{"id": "x [red]", "qty": 0}\n{"id": "größer", "qty": 9}\n'
-    )
-    answer = spawn("demo", "--json", "--orders", orders, cwd=temp, TMPDIR=str(temp))
-    assert answer.code == 0, answer.err
-    assert_the_story(answer.json(), orders=2)
-    assert "1 more had an id that was there already" in answer.json()["timeline"][0]["text"]
+def test_a_single_order_dies_is_cut_off_and_arrives(tmp_path: Path, demo: Callable[..., Answer]) -> None:
+    orders = tmp_path / "orders.jsonl"
+    orders.write_text('{"id": "only", "qty": 7}')
+    answer = demo("--orders", orders)
+    assert_all_holds(answer)
+    received = [m["text"] for m in answer.json()["timeline"] if m["event"] == "received"]
+    assert received == [
+        "new: stock 0 -> 7; acknowledges",
+        "a duplicate: stock stays 7; CUTS the connection, no answer",
+        "a duplicate: stock stays 7; acknowledges",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -144,13 +257,16 @@ def test_the_orders_of_the_package_say_that_they_are_invented() -> None:
 
 # --- interrupted ----------------------------------------------------------------------------------
 
+#: how far it is, and which signal comes then; Ctrl-C goes to the whole group of processes
 STEPS = [
-    "The late courier",
-    "enqueues",
-    "A     fence 1  claims",
-    "is stopped",
-    "B     fence 2  claims",
-    "goes on",
+    ("1. The late courier", signal.SIGINT),
+    ("A          fence 1  claims", signal.SIGHUP),
+    ("is stopped", signal.SIGINT),
+    ("B          fence 2  claims", signal.SIGTERM),
+    ("goes on", signal.SIGINT),
+    ("2. Death right after", signal.SIGINT),
+    ("DIES", signal.SIGTERM),
+    ("CUTS", signal.SIGINT),
 ]
 
 
@@ -158,8 +274,8 @@ STEPS = [
 def started(temp: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The demo as the leader of a process group of its own, as a shell starts it."""
     child = subprocess.Popen(
-        [*COMMAND, "demo", *arguments], cwd=temp, env=environment(TMPDIR=str(temp)), process_group=0,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", IMPATIENT, "demo", *arguments], cwd=temp, env=environment(TMPDIR=str(temp)),
+        process_group=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         yield child
@@ -169,47 +285,47 @@ def started(temp: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         child.communicate()
 
 
-def interrupt_at(child: subprocess.Popen[str], step: str, number: signal.Signals, *, group: bool) -> str:
+def interrupt_at(child: subprocess.Popen[str], step: str, number: signal.Signals) -> str:
     assert child.stdout
     for line in child.stdout:
         if step in line:
-            (os.killpg if group else os.kill)(child.pid, number)
+            (os.killpg if number == signal.SIGINT else os.kill)(child.pid, number)
             break
     _, said = child.communicate(timeout=30)
     return said
 
 
-def assert_no_process_is_left(group: int) -> None:
-    with pytest.raises(ProcessLookupError):
+def left_of(group: int) -> str:
+    try:
         os.killpg(group, 0)
+    except ProcessLookupError:
+        return "nothing"
+    return "a process"
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_ctrl_c_leaves_nothing_behind(temp: Path, step: str) -> None:
-    with started(temp) as child:
-        said = interrupt_at(child, step, signal.SIGINT, group=True)
-        assert (child.returncode, said) == (130, "Interrupted.\n")
-        assert_no_process_is_left(child.pid)
-    assert not list(temp.iterdir())
+def interrupted(place: Path, step: str, number: signal.Signals, *arguments: str) -> tuple[Any, ...]:
+    """The exit code, what was said, the processes and the files that are left."""
+    place.mkdir()
+    with started(place, *arguments) as child:
+        said = interrupt_at(child, step, number)
+        return child.returncode, said, left_of(child.pid), list(place.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_other_ends_leave_nothing_behind_either(temp: Path, number: signal.Signals) -> None:
-    with started(temp) as child:
-        said = interrupt_at(child, "is stopped", number, group=False)
-        assert (child.returncode, said) == (128 + number, "Interrupted.\n")
-        assert_no_process_is_left(child.pid)
-    assert not list(temp.iterdir())
+def test_an_interruption_at_any_step_leaves_nothing_behind(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(3) as pool:  # side by side: most of a run is waiting
+        runs = [pool.submit(interrupted, tmp_path / str(n), *step) for n, step in enumerate(STEPS)]
+    assert {step: run.result() for step, run in zip(STEPS, runs, strict=True)} == {
+        (step, number): (128 + number, "Interrupted.\n", "nothing", []) for step, number in STEPS
+    }
 
 
-@pytest.mark.parametrize("step", ["The late courier", "is stopped"])
+@EACH_EMPTY
+@pytest.mark.parametrize("step", ["1. The late courier", "is stopped"])
 def test_ctrl_c_on_a_database_of_the_user_removes_rows_and_tables(
-    empty: Database, temp: Path, step: str
+    empty: Database, tmp_path: Path, step: str
 ) -> None:
-    with started(temp, "--url", text_of(empty.url)) as child:
-        said = interrupt_at(child, step, signal.SIGINT, group=True)
-        assert (child.returncode, said) == (130, "Interrupted.\n")
-        assert_no_process_is_left(child.pid)
+    end = interrupted(tmp_path / "place", step, signal.SIGINT, "--url", text_of(empty.url))
+    assert end == (130, "Interrupted.\n", "nothing", [])
     engine = empty.engine()
     assert inspect(engine).get_table_names() == []
     engine.dispose()
@@ -223,7 +339,7 @@ def test_a_courier_that_dies_ends_the_demo_with_its_last_words(temp: Path) -> No
         _, said = child.communicate(timeout=30)
         assert child.returncode == 1
         assert said == "Error: courier A ended early: without a word\n"
-        assert_no_process_is_left(child.pid)
+        assert left_of(child.pid) == "nothing"
     assert not list(temp.iterdir())
 
 
@@ -285,7 +401,78 @@ def test_a_completion_that_was_not_refused_is_seen() -> None:
     assert any("late completion" in name for name in broken(GOOD, before=None))
 
 
-def test_broken_invariants_end_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fencedjobs.cli.demo.command.read", lambda engine, stage: Facts({}, []))
+def sight(order: str, here: str | None = "pending", there: bool = True) -> Sight:
+    return Sight(order, here, there, 7)
+
+
+def message(order: str, duplicates: int = 1, conflicts: int = 0) -> Any:
+    return SimpleNamespace(id=order, duplicates=duplicates, conflicts=conflicts)
+
+
+STAGE = Stage("", "orders", "shipments")
+END = Outcome(
+    events={"first": "sent", "second": "sent"},
+    inbox=[message("first"), message("second")],
+    deliveries=[("first", 1), ("first", 2), ("second", 2), ("second", 3)],
+    stock=10,
+)
+SIGHTS = [sight("first"), sight("second")]
+
+
+def wrong(end: Outcome = END, sights: list[Sight] = SIGHTS, exit_code: int | None = 73) -> list[str]:
+    return [one.name for one in evidence.check(ORDERS, STAGE, end, sights, exit_code) if not one.holds]
+
+
+def test_a_good_end_of_the_deliveries_holds() -> None:
+    assert wrong() == []
+
+
+@pytest.mark.parametrize(
+    ("word", "end"),
+    [
+        ("is sent", replace(END, events={"first": "sent", "second": "pending"})),
+        ("is sent", replace(END, events={"first": "sent"})),
+        ("is sent", replace(END, events={**END.events, "third": "sent"})),
+        ("sum of the orders", replace(END, stock=17)),
+        ("once, however often", replace(END, inbox=[message("first")])),
+        ("once, however often", replace(END, inbox=[*END.inbox, message("third")])),
+        ("once, however often", replace(END, inbox=[message("first", 0), message("second")])),
+        ("once, however often", replace(END, inbox=[message("first", conflicts=1), message("second")])),
+        ("between ACK and mark", replace(END, deliveries=END.deliveries[1:])),
+        ("between ACK and mark", replace(END, deliveries=[("first", 2), ("first", 1), *END.deliveries[2:]])),
+        ("without an answer", replace(END, deliveries=END.deliveries[:3])),
+    ],
+)  # fmt: skip
+def test_each_broken_end_of_the_deliveries_is_seen(word: str, end: Outcome) -> None:
+    assert any(word in name for name in wrong(end)), wrong(end)
+
+
+@pytest.mark.parametrize(
+    ("word", "sights"),
+    [
+        ("between ACK and mark", [sight("first", here="sent"), SIGHTS[1]]),
+        ("between ACK and mark", [sight("first", here=None), SIGHTS[1]]),
+        ("between ACK and mark", [sight("first", there=False), SIGHTS[1]]),
+        ("between ACK and mark", []),
+        ("without an answer", [SIGHTS[0], sight("second", here="sent")]),
+        ("without an answer", [SIGHTS[0], sight("second", there=False)]),
+        ("without an answer", SIGHTS[:1]),
+    ],
+)
+def test_each_sight_that_proves_nothing_is_seen(word: str, sights: list[Sight]) -> None:
+    assert any(word in name for name in wrong(sights=sights))
+
+
+def test_a_relay_that_did_not_die_is_seen() -> None:
+    assert any("between ACK and mark" in name for name in wrong(exit_code=0))
+
+
+@pytest.mark.parametrize(("holds", "code"), [(True, 0), (False, 1)])
+def test_broken_invariants_end_with_1(monkeypatch: pytest.MonkeyPatch, holds: bool, code: int) -> None:
+    monkeypatch.setattr(
+        "fencedjobs.cli.demo.command.play",
+        lambda *_, **__: [Invariant("good", True, ""), Invariant("?", holds, "")],
+    )
     answer = run("demo", "--json")
-    assert (answer.code, json.loads(answer.out)["ok"]) == (1, False)
+    assert (answer.code, json.loads(answer.out)["ok"]) == (code, holds)
+    assert ("BROKEN" in run("demo").out) is not holds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -174,32 +175,36 @@ def test_it_runs_until_it_is_told_to_stop(
     assert store.locks.claim(LANE + "default", "another", ttl=60)  # it was given back
 
 
-def test_told_to_stop_it_finishes_the_event_that_is_being_sent(
-    store: Store, url: URL, tmp_path: Path
-) -> None:
+def stop() -> None:
+    """SIGTERM for this process, in which a relay runs and handles it."""
+    assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_told_to_stop_it_finishes_the_event_that_is_being_sent(store: Store, url: URL) -> None:
     def stops_first(connection: Connection, request: Request) -> None:
-        child.send_signal(signal.SIGTERM)
+        stop()
         acknowledges(connection, request)
 
-    with Receiver(stops_first) as receiver, relaying(url, receiver.url, tmp_path) as child:
-        out, _ = child.communicate(timeout=60)
-    assert (child.returncode, out.splitlines()[-1]) == (0, "Stopped: 1 sent")
+    with Receiver(stops_first) as receiver:
+        done = run("relay", "--to", receiver.url, url=url)
+    assert (done.code, done.out) == (0, "Stopped: 1 sent\n")
     assert states(store)[:2] == ["sent", "pending"]
 
 
-def test_it_tries_again_what_failed(store: Store, url: URL, tmp_path: Path) -> None:
+def test_it_tries_again_what_failed(store: Store, url: URL) -> None:
     def busy_at_first(connection: Connection, request: Request) -> None:
         if len(busy.requests) == 1:
             connection.say(answer("503 Busy"))
         else:
+            stop()
             acknowledges(connection, request)
 
-    with Receiver(busy_at_first) as busy, relaying(url, busy.url, tmp_path) as child:
-        assert child.stdout
-        assert "sent order-1 (fence 2, attempt 2)" in child.stdout.readline()
-        child.terminate()
-        _, err = child.communicate(timeout=60)
-    assert "FAILED order-1 (attempt 1): 'status 503: '" in err
+    with Receiver(busy_at_first) as busy:
+        done = run("relay", "--to", busy.url, "--verbose", url=url)
+    assert done.code == 0
+    assert "sent order-1 (fence 2, attempt 2)\nStopped: 1 sent\n" in done.out
+    assert "FAILED order-1 (attempt 1): 'status 503: '\n" in done.err
 
 
 def test_it_ends_when_nobody_reads_its_lines_and_marks_what_was_sent(

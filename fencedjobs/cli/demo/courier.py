@@ -1,21 +1,13 @@
-"""A courier: a worker process of its own. Told what to do, and telling what it did, by JSON lines.
-
-It needs neither click nor rich, only what any worker of an application needs.
-"""
+"""A courier: a worker that claims orders and ships them."""
 
 from __future__ import annotations
 
-import json
-import os
-import queue
-import signal
-import sys
-import threading
 import time
 from typing import Any
 
 from sqlalchemy import create_engine, insert
 
+from fencedjobs.cli.demo.child import Commands, tell
 from fencedjobs.cli.demo.stage import Stage
 from fencedjobs.errors import LeaseLost
 from fencedjobs.store import Store
@@ -40,16 +32,19 @@ class Courier:
         return lease
 
     def complete(self, lease: JobLease) -> None:
-        """Ship: the shipment and the completion commit together, or neither does."""
+        """Ship: the shipment, the event for the warehouse and the completion commit together, or none."""
+        order = lease.payload
+        event = {"order": order["id"], "qty": order["qty"]}
         try:
             with self.store.completing(lease, result={"courier": self.name}) as uow:
                 uow.session.execute(insert(self.shipments), self._shipment(lease))
+                uow.outbox.add(lease.id, event, topic="warehouse", lane=self.stage.lane)
         except LeaseLost as lost:
             self._tell("refused", lease, error=type(lost).__name__, why=str(lost))
         else:
             self._tell("completed", lease)
 
-    def be_late(self, order_id: str, ttl: float, commands: queue.Queue[Any]) -> None:
+    def be_late(self, order_id: str, ttl: float, commands: Commands) -> None:
         """Claim, wait for an answer from outside however long it takes, complete."""
         lease = self.claim(ttl, order_id)
         if lease is not None:
@@ -76,40 +71,16 @@ class Courier:
         tell(event, order=self.stage.order_id(lease.id), fence=lease.fence, **facts)
 
 
-def tell(event: str, **facts: Any) -> None:
-    """One line to the parent. The clock is monotonic and the same in every process of this machine."""
-    print(json.dumps({"event": event, "clock": time.monotonic(), **facts}), flush=True)
-
-
-def commands_from_parent() -> queue.Queue[Any]:
-    """The parent's lines. When the pipe closes, the parent is gone, and so is this process."""
-    heard: queue.Queue[Any] = queue.Queue()
-
-    def listen() -> None:
-        for line in sys.stdin:
-            heard.put(json.loads(line))
-        os._exit(0)
-
-    threading.Thread(target=listen, daemon=True).start()
-    return heard
-
-
-def main() -> None:
-    """Get ready for the brief, play the part when told to, tell that it is over."""
-    # The parent started this process with its signals held. SIGINT stays so: Ctrl-C is the parent's affair.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
-    commands = commands_from_parent()
-    brief = commands.get()
-    courier = Courier(brief["name"], Stage(**brief["stage"]))
-    courier.store.get(courier.stage.job_id(brief["order"]))  # connects, before any lease is counted
+def play(
+    commands: Commands, *, name: str, stage: dict[str, Any], order: str, ttl: float, is_late: bool
+) -> None:
+    """Get ready, work when told to, tell that it is over."""
+    courier = Courier(name, Stage(**stage))
+    courier.store.get(courier.stage.job_id(order))  # connects, before any lease is counted
     tell("ready")
     commands.get()
-    if brief["late"]:
-        courier.be_late(brief["order"], brief["ttl"], commands)
+    if is_late:
+        courier.be_late(order, ttl, commands)
     else:
-        courier.deliver_all(brief["order"], brief["ttl"])
+        courier.deliver_all(order, ttl)
     tell("finished")
-
-
-if __name__ == "__main__":
-    main()

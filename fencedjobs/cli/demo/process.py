@@ -1,4 +1,4 @@
-"""The parent's side of a courier: start it, talk to it, stop and continue it, and be rid of it."""
+"""The parent's side of a child process: start it, talk to it, stop and continue it, and be rid of it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ENDS: Final = [
 ]
 
 
-class CourierFailed(Exception):
-    """A courier died or fell silent; the text has its last words."""
+class ChildFailed(Exception):
+    """A child process died or fell silent; the text has its last words."""
 
 
 @contextmanager
@@ -37,14 +37,14 @@ def _signals_held() -> Iterator[None]:
 def _start(stderr: IO[bytes]) -> subprocess.Popen[bytes]:
     # -P and the parent's own path: the same package as here, whatever lies in the current folder.
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "fencedjobs.cli.demo.courier"],
+        [sys.executable, "-P", "-m", f"{__package__}.actor"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
 
 
-class CourierProcess:
-    """A child process running `fencedjobs.cli.demo.courier`."""
+class ChildProcess:
+    """A child process that runs `actor`; ``name`` is what it is called at present."""
 
     def __init__(self, name: str, cleanup: ExitStack) -> None:
         self.name = name
@@ -62,6 +62,11 @@ class CourierProcess:
         assert self._child is not None
         return self._child.pid
 
+    def brief(self, name: str, part: str, /, **facts: Any) -> None:
+        """Give it a part to play; it will say when it is ``ready``."""
+        self.name = name
+        self.tell({"part": part, **facts})
+
     def tell(self, command: Any) -> None:
         """Send one line."""
         stdin = self._child.stdin if self._child else None
@@ -75,9 +80,9 @@ class CourierProcess:
         try:
             line = self._heard.get(timeout=PATIENCE)
         except queue.Empty:
-            raise CourierFailed(f"courier {self.name} said nothing for {PATIENCE:.0f} s") from None
+            raise ChildFailed(f"{self.name} said nothing for {PATIENCE:.0f} s") from None
         if not line:
-            raise CourierFailed(f"courier {self.name} ended early: {self._last_words()}")
+            raise ChildFailed(f"{self.name} ended early: {self._last_words()}")
         event: dict[str, Any] = json.loads(line)
         return event
 
@@ -86,12 +91,27 @@ class CourierProcess:
         while (event := self.hear())["event"] != last:
             each(event)
 
+    def expect(self, name: str) -> dict[str, Any]:
+        """The next event, which has to be this one."""
+        event = self.hear()
+        if event["event"] != name:
+            raise ChildFailed(f"expected {name!r} of {self.name}, got {event}")
+        return event
+
+    def exit_code(self) -> int:
+        """Wait until it has ended by itself."""
+        assert self._child is not None
+        try:
+            return self._child.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise ChildFailed(f"{self.name} did not end within {PATIENCE:.0f} s") from None
+
     def stop(self) -> None:
         """SIGSTOP, and wait until the system says that it stands still."""
         os.kill(self.pid, signal.SIGSTOP)
         _, status = os.waitpid(self.pid, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
-            raise CourierFailed(f"courier {self.name} ended early: {self._last_words()}")
+            raise ChildFailed(f"{self.name} ended early: {self._last_words()}")
 
     def go_on(self) -> None:
         """SIGCONT."""

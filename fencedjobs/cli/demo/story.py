@@ -5,45 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Engine
 
 from fencedjobs.cli.demo.orders import Order
-from fencedjobs.cli.demo.process import CourierFailed, CourierProcess
+from fencedjobs.cli.demo.process import ChildProcess
 from fencedjobs.cli.demo.stage import Stage
-from fencedjobs.cli.output import exact
+from fencedjobs.cli.demo.timeline import Timeline
 from fencedjobs.store import Store
 from fencedjobs.values import JobRecord
+
+T = TypeVar("T")
 
 SHORT: Final = 1.0  # seconds of A's lease, which has to run out
 LONG: Final = 60.0  # seconds of B's leases, which must not, however busy the machine is
 
 
-@dataclass(frozen=True)
-class Moment:
-    """One line of the timeline; ``at`` is seconds since the start."""
-
-    at: float
-    who: str
-    event: str
-    order: str | None
-    fence: int | None
-    text: str
-    until: str | None = None  #: the end of the lease that was claimed
-
-
 @dataclass
 class Story:
-    """One run: what happened so far, and whom to tell."""
+    """One run of the first chapter."""
 
     stage: Stage
     engine: Engine
     orders: list[Order]
-    listener: Callable[[Moment], None]
-    began: float = 0.0
-    moments: list[Moment] = field(default_factory=list)
+    timeline: Timeline
     seen_before: JobRecord | None = None  #: the first job when all was done and A still stood still
 
     def __post_init__(self) -> None:
@@ -56,48 +43,45 @@ class Story:
 
     def refused(self) -> bool:
         """Whether A's completion was."""
-        return any(moment.who == "A" and moment.event == "refused" for moment in self.moments)
+        return self.timeline.has("A", "refused")
 
-    def tell(
-        self, who: str, event: str, text: str, *, order: str | None = None, fence: int | None = None,
-        clock: float | None = None, until: float | None = None,
-    ) -> None:  # fmt: skip
-        """Add a line to the timeline."""
-        at = (time.monotonic() if clock is None else clock) - self.began
-        moment = Moment(round(at, 3), who, event, order, fence, text, exact(until))
-        self.moments.append(moment)
-        self.listener(moment)
+    def play(self, a: ChildProcess, b: ChildProcess, meanwhile: Callable[[], T]) -> T:
+        """A claims and is stopped; B takes over, and the rest; A comes back.
 
-    def play(self, a: CourierProcess, b: CourierProcess) -> None:
-        """A claims and is stopped; B takes over, and the rest; A comes back."""
-        self.brief(a, late=True, ttl=SHORT)
-        self.brief(b, late=False, ttl=LONG)
-        self.began = time.monotonic()
+        ``meanwhile`` is called while A's lease has to run out, and its answer returned.
+        """
+        part = {"stage": asdict(self.stage), "order": self.first}
+        a.brief("courier A", "courier", **part, name="A", ttl=SHORT, is_late=True)
+        b.brief("courier B", "courier", **part, name="B", ttl=LONG, is_late=False)
+        a.expect("ready")
+        b.expect("ready")
+        self.timeline.begin()
         self._enqueue()
         claimed = self._a_claims_and_stops(a)
+        b.tell("go")
+        answer = meanwhile()
         self._b_delivers(b, claimed)
         self.seen_before = self.store.get(self.stage.job_id(self.first))
         self._a_comes_back(a, claimed)
+        return answer
 
     def _enqueue(self) -> None:
         jobs = [{"id": self.stage.job_id(o.id), "payload": o.body, "queue": self.stage.queue, "kind": "ship"}
                 for o in self.orders]  # fmt: skip
         new = len(self.store.enqueue_many(jobs))
         twice = f"; {len(jobs) - new} more had an id that was there already" if new < len(jobs) else ""
-        self.tell("shop", "enqueued", f"enqueues {new} orders{twice}")
+        self.timeline.tell("shop", "enqueued", f"enqueues {new} orders{twice}")
 
-    def _a_claims_and_stops(self, a: CourierProcess) -> dict[str, Any]:
+    def _a_claims_and_stops(self, a: ChildProcess) -> dict[str, Any]:
         a.tell("go")
-        claimed = expected(a.hear(), "claimed")
+        claimed = a.expect("claimed")
         self._event("A", claimed, f"claims {self.first} for {SHORT:g} s")
         a.stop()
         about = {**claimed, "event": "stopped", "clock": time.monotonic()}
         self._event("A", about, f"is stopped with the order in hand (SIGSTOP, pid {a.pid})")
         return claimed
 
-    def _b_delivers(self, b: CourierProcess, claimed: dict[str, Any]) -> None:
-        b.tell("go")
-
+    def _b_delivers(self, b: ChildProcess, claimed: dict[str, Any]) -> None:
         def each(event: dict[str, Any]) -> None:
             if event["event"] == "claimed" and event["order"] == self.first:
                 end = min(claimed["clock"] + SHORT, event["clock"])
@@ -119,7 +103,7 @@ class Story:
             case _:
                 return f"is refused: {event}"
 
-    def _a_comes_back(self, a: CourierProcess, claimed: dict[str, Any]) -> None:
+    def _a_comes_back(self, a: ChildProcess, claimed: dict[str, Any]) -> None:
         about = {**claimed, "event": "continued", "clock": time.monotonic()}
         self._event("A", about, f"goes on (SIGCONT), completes and ships {self.first}")
         a.tell("the customer has signed")
@@ -132,23 +116,10 @@ class Story:
         return f"{event['event']} {event['order']}"
 
     def _event(self, who: str, event: dict[str, Any], text: str) -> None:
-        self.tell(who, event["event"], text, order=event["order"], fence=event.get("fence"),
+        self.timeline.tell(who, event["event"], text, order=event["order"], fence=event.get("fence"),
                   clock=event["clock"], until=event.get("until"))  # fmt: skip
 
-    def brief(self, courier: CourierProcess, *, late: bool, ttl: float) -> None:
-        """Tell a courier its part, and wait until it is ready to play it."""
-        stage = asdict(self.stage)
-        courier.tell({"name": courier.name, "stage": stage, "order": self.first, "late": late, "ttl": ttl})
-        expected(courier.hear(), "ready")
 
-
-def hire(cleanup: ExitStack) -> tuple[CourierProcess, CourierProcess]:
+def hire(cleanup: ExitStack) -> tuple[ChildProcess, ChildProcess]:
     """Two couriers, started side by side."""
-    return CourierProcess("A", cleanup), CourierProcess("B", cleanup)
-
-
-def expected(event: dict[str, Any], name: str) -> dict[str, Any]:
-    """The event, which has to be this one."""
-    if event["event"] != name:
-        raise CourierFailed(f"expected {name!r} of a courier, got {event}")
-    return event
+    return ChildProcess("courier A", cleanup), ChildProcess("courier B", cleanup)

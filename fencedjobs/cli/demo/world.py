@@ -22,6 +22,7 @@ from fencedjobs.cli.demo.stage import Stage
 from fencedjobs.cli.settings import DEFAULT_URL
 from fencedjobs.cli.trouble import reason
 from fencedjobs.errors import FencedJobsError
+from fencedjobs.locks import LANE
 from fencedjobs.models import tables
 
 
@@ -57,15 +58,31 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def temporary(cleanup: ExitStack) -> tuple[Stage, Engine]:
-    """A SQLite database in a folder of its own, removed in the end."""
-    folder = Path(tempfile.gettempdir(), f"fencedjobs-demo-{secrets.token_hex(8)}")
-    cleanup.callback(shutil.rmtree, folder, ignore_errors=True)  # before it is made: no gap for Ctrl-C
-    folder.mkdir(mode=0o700)
-    url = URL.create(make_url(DEFAULT_URL).drivername, database=str(folder / "demo.db"))
-    stage = Stage(url.render_as_string(hide_password=False), "orders", "shipments")
+def folder(cleanup: ExitStack) -> Path:
+    """A folder of this run alone, removed in the end."""
+    made = Path(tempfile.gettempdir(), f"fencedjobs-demo-{secrets.token_hex(8)}")
+    cleanup.callback(shutil.rmtree, made, ignore_errors=True)  # before it is made: no gap for Ctrl-C
+    made.mkdir(mode=0o700)
+    return made
+
+
+def in_file(path: Path) -> URL:
+    """A database that is a file."""
+    return URL.create(make_url(DEFAULT_URL).drivername, database=str(path))
+
+
+def opened(url: URL, cleanup: ExitStack) -> Engine:
+    """An engine, disposed of in the end."""
     engine = make_engine(url)
     cleanup.callback(engine.dispose)
+    return engine
+
+
+def temporary(path: Path, cleanup: ExitStack) -> tuple[Stage, Engine]:
+    """A database in this file."""
+    url = in_file(path)
+    stage = Stage(url.render_as_string(hide_password=False), "orders", "shipments")
+    engine = opened(url, cleanup)
     schema.upgrade(engine)
     stage.shipments().create(engine)
     return stage, engine
@@ -76,8 +93,7 @@ def borrowed(url: URL, sql_schema: str | None, cleanup: ExitStack) -> tuple[Stag
     token = secrets.token_hex(6)
     text = url.render_as_string(hide_password=False)
     stage = Stage(text, f"demo-{token}", f"fencedjobs_demo_{token}", f"demo-{token}-", sql_schema)
-    engine = make_engine(url)
-    cleanup.callback(engine.dispose)
+    engine = opened(url, cleanup)
     if not inspect(engine).has_table(stage.jobs().name, sql_schema):
         cleanup.callback(_remove_tables, engine, stage)
         schema.upgrade(engine, schema=sql_schema)
@@ -87,12 +103,14 @@ def borrowed(url: URL, sql_schema: str | None, cleanup: ExitStack) -> tuple[Stag
 
 
 def _remove_run(engine: Engine, stage: Stage) -> None:
-    """Remove the shipments and the jobs of this run. Nobody else can hold a lease of these random ids."""
-    jobs = stage.jobs()
-    with _told(engine, f"the table {stage.table} and the jobs of the queue {stage.queue}"):
+    """Remove the rows of this run. Nobody else can hold a lease of these random names."""
+    jobs, events, locks = stage.jobs(), stage.events(), stage.locks()
+    with _told(engine, f"the table {stage.table}, the jobs and the events of {stage.queue}"):
         stage.shipments().drop(engine, checkfirst=True)
         with engine.begin() as connection:
             connection.execute(delete(jobs).where(jobs.c.queue == stage.queue))
+            connection.execute(delete(events).where(events.c.lane == stage.lane))
+            connection.execute(delete(locks).where(locks.c.name == LANE + stage.lane))
 
 
 def _remove_tables(engine: Engine, stage: Stage) -> None:
