@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     Delete,
     Select,
     Table,
@@ -23,7 +24,7 @@ from sqlalchemy import (
 from fencedjobs import payload as edge
 from fencedjobs.dialects import clock
 from fencedjobs.errors import InboxConflict
-from fencedjobs.leases import NOW, at, remembered
+from fencedjobs.leases import NOW, at, from_arrays, remembered
 from fencedjobs.models import InboxMessage
 from fencedjobs.transaction import Transaction
 from fencedjobs.values import InboxStats
@@ -91,11 +92,17 @@ class JoinedInbox:
             "older_than": edge.duration("older_than", older_than),
             "limit": edge.whole("limit", limit, least=1),
         }
-        instant = self._tx.now(now)
-        old = self._tx.execute(_old(self._table, instant is not None), parameters | at(instant)).all()
+        tx, instant = self._tx, self._tx.now(now)
+        given = instant is not None
+        old = tx.execute(_old(self._table, given), parameters | at(instant)).all()
         if not old:
             return 0
-        return int(self._tx.execute(_delete(self._table), {"these": [tuple(row) for row in old]}).rowcount)
+        if tx.capabilities.arrays:
+            these: dict[str, Any] = {"sources": [row[0] for row in old], "ids": [row[1] for row in old]}
+        else:
+            these = {"these": [tuple(row) for row in old]}
+        deleting = _delete(self._table, given, tx.capabilities.arrays)
+        return int(tx.execute(deleting, parameters | these | at(instant)).rowcount)
 
 
 def _digest(payload: Any) -> str:
@@ -143,14 +150,25 @@ def _stats(table: Table) -> Select[Any]:
     )
 
 
+def _is_old(table: Table, given: bool) -> ColumnElement[bool]:
+    received_at = table.c.received_at
+    return received_at < clock(NOW, given=given) - bindparam("older_than", type_=received_at.type)
+
+
 @remembered
 def _old(table: Table, given: bool) -> Select[Any]:
     c = table.c
-    old = c.received_at < clock(NOW, given=given) - bindparam("older_than", type_=c.received_at.type)
-    return select(c.source, c.id).where(old).order_by(c.received_at).limit(bindparam("limit"))
+    old = select(c.source, c.id).where(_is_old(table, given))
+    return old.order_by(c.received_at).limit(bindparam("limit"))
 
 
 @remembered
-def _delete(table: Table) -> Delete:
+def _delete(table: Table, given: bool, arrays: bool) -> Delete:
+    """Those that were found, if they are still old: one may have been purged, and have come again."""
     c = table.c
-    return delete(table).where(tuple_(c.source, c.id).in_(bindparam("these", expanding=True)))
+    if arrays:  # a list of pairs would be compared with each row, one by one
+        found = from_arrays(sources=c.source, ids=c.id)
+        these = and_(c.source == found.c.sources, c.id == found.c.ids)
+    else:
+        these = tuple_(c.source, c.id).in_(bindparam("these", expanding=True))
+    return delete(table).where(these, _is_old(table, given))
