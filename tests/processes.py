@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 #: each child is forked from a clean process that has imported everything and opened nothing
-_FRESH = multiprocessing.get_context("forkserver")
-_FRESH.set_forkserver_preload(["fencedjobs", "fencedjobs.service", "psycopg", "pymysql", "pytest"])
+FRESH = multiprocessing.get_context("forkserver")
+FRESH.set_forkserver_preload(
+    ["fencedjobs", "fencedjobs.service", "fencedjobs.cli.app", "psycopg", "pymysql", "pytest"]
+)
 
 
 def together(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -18,10 +20,10 @@ def together(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> 
     The answers come in order; of a process that was killed its negative exit code. What one of them raises
     is raised here.
     """
-    gate = _FRESH.Barrier(len(calls))
-    pipes = [_FRESH.Pipe(duplex=False) for _ in calls]
+    gate = FRESH.Barrier(len(calls))
+    pipes = [FRESH.Pipe(duplex=False) for _ in calls]
     children = [
-        _FRESH.Process(target=_child, args=(function, arguments, gate, answer))
+        FRESH.Process(target=_child, args=(function, arguments, gate, answer))
         for arguments, (_, answer) in zip(calls, pipes, strict=True)
     ]
     for child, (_, answer) in zip(children, pipes, strict=True):

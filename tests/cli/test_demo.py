@@ -6,22 +6,22 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from sqlalchemy import URL, Engine, MetaData, func, inspect, select
 
 from fencedjobs import JobState, Store
+from fencedjobs.cli import main
 from fencedjobs.cli.demo import delivery, evidence, story, world
 from fencedjobs.cli.demo.evidence import Outcome, Sight
 from fencedjobs.cli.demo.invariants import Facts, Invariant, check
@@ -29,19 +29,12 @@ from fencedjobs.cli.demo.orders import Order, read_orders
 from fencedjobs.cli.demo.stage import Stage
 from fencedjobs.relay import dispatch
 from fencedjobs.values import JobRecord
-from tests.cli.helpers import EACH_DATABASE, EACH_EMPTY, Answer, environment, run, spawn, text_of
+from tests.cli.helpers import EACH_DATABASE, EACH_EMPTY, Answer, run, spawn, text_of
 from tests.databases import Database
+from tests.processes import FRESH
 
 #: leases that somebody waits for the end of; the others are long, however busy the machine is
 BRIEF = 0.3
-
-#: the command with such leases, as a real process
-IMPATIENT = f"""
-from fencedjobs.cli.demo import delivery, story
-from fencedjobs.cli import main
-delivery.SHORT = story.SHORT = {BRIEF}
-main()
-"""
 
 
 @pytest.fixture
@@ -264,35 +257,56 @@ STEPS = [
     ("is stopped", signal.SIGINT),
     ("B          fence 2  claims", signal.SIGTERM),
     ("goes on", signal.SIGINT),
-    ("2. Death right after", signal.SIGINT),
     ("DIES", signal.SIGTERM),
     ("CUTS", signal.SIGINT),
 ]
 
 
-@contextmanager
-def started(temp: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The demo as the leader of a process group of its own, as a shell starts it."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", IMPATIENT, "demo", *arguments], cwd=temp, env=environment(TMPDIR=str(temp)),
-        process_group=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        yield child
-    finally:
-        if child.poll() is None:
-            child.kill()
-        child.communicate()
+class Running:
+    """The demo as the leader of a process group, as a shell starts it; forked, since importing takes long."""
+
+    def __init__(self, place: Path, *arguments: str) -> None:
+        pipes = [FRESH.Pipe(duplex=False) for _ in ("stdout", "stderr")]
+        self._readers = [reader for reader, _ in pipes]
+        told = (place, [writer for _, writer in pipes], ["fencedjobs", "demo", *arguments])
+        self.process = FRESH.Process(target=play_impatiently, args=told)
+        self.process.start()
+        for _, writer in pipes:
+            writer.close()
+        self.stdout, self.stderr = (os.fdopen(reader.fileno(), closefd=False) for reader in self._readers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()  # no matter if it has ended
+        self.process.join()
+        for stream, reader in zip((self.stdout, self.stderr), self._readers, strict=True):
+            stream.close()
+            reader.close()
+
+    def line_with(self, pattern: str) -> re.Match[str]:
+        """The first line in which this is found."""
+        return next(found for line in self.stdout if (found := re.search(pattern, line)))
+
+    def end(self) -> tuple[int | None, str]:
+        """The exit code, and what was said on stderr."""
+        said = self.stderr.read()
+        self.process.join(30)
+        return self.process.exitcode, said
 
 
-def interrupt_at(child: subprocess.Popen[str], step: str, number: signal.Signals) -> str:
-    assert child.stdout
-    for line in child.stdout:
-        if step in line:
-            (os.killpg if number == signal.SIGINT else os.kill)(child.pid, number)
-            break
-    _, said = child.communicate(timeout=30)
-    return said
+def play_impatiently(place: Path, writers: list[Any], arguments: list[str]) -> None:
+    """In the forked process: become what a shell would have started."""
+    os.setpgid(0, 0)
+    for number, writer in enumerate(writers, start=1):
+        os.dup2(writer.fileno(), number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))
+    os.chdir(place)
+    tempfile.tempdir = str(place)
+    delivery.SHORT = story.SHORT = BRIEF  # type: ignore[misc]
+    sys.argv = arguments
+    main()
 
 
 def left_of(group: int) -> str:
@@ -306,9 +320,11 @@ def left_of(group: int) -> str:
 def interrupted(place: Path, step: str, number: signal.Signals, *arguments: str) -> tuple[Any, ...]:
     """The exit code, what was said, the processes and the files that are left."""
     place.mkdir()
-    with started(place, *arguments) as child:
-        said = interrupt_at(child, step, number)
-        return child.returncode, said, left_of(child.pid), list(place.iterdir())
+    with Running(place, *arguments) as demo:
+        demo.line_with(re.escape(step))
+        group = demo.process.pid or 0
+        (os.killpg if number == signal.SIGINT else os.kill)(group, number)
+        return *demo.end(), left_of(group), list(place.iterdir())
 
 
 def test_an_interruption_at_any_step_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -332,14 +348,10 @@ def test_ctrl_c_on_a_database_of_the_user_removes_rows_and_tables(
 
 
 def test_a_courier_that_dies_ends_the_demo_with_its_last_words(temp: Path) -> None:
-    with started(temp) as child:
-        assert child.stdout
-        pid = next(found[1] for line in child.stdout if (found := re.search(r"SIGSTOP, pid (\d+)", line)))
-        os.kill(int(pid), signal.SIGKILL)
-        _, said = child.communicate(timeout=30)
-        assert child.returncode == 1
-        assert said == "Error: courier A ended early: without a word\n"
-        assert left_of(child.pid) == "nothing"
+    with Running(temp) as demo:
+        os.kill(int(demo.line_with(r"SIGSTOP, pid (\d+)")[1]), signal.SIGKILL)
+        assert demo.end() == (1, "Error: courier A ended early: without a word\n")
+        assert left_of(demo.process.pid or 0) == "nothing"
     assert not list(temp.iterdir())
 
 
