@@ -54,7 +54,8 @@ def main() -> None:
     parser.add_argument("--url", nargs="*", default=URLS)
     parser.add_argument("--scenario", nargs="*", default=list(SCENARIOS))
     options = parser.parse_args()
-    print(f"{'database':12}{'beside':>10}{'rows':>11}{'claim 1':>12}{'ratio':>8}{'claim 100':>12}{'ratio':>8}")
+    heads = ("beside", 10), ("rows", 11), ("claim 1", 12), ("ratio", 8), ("claim 100", 12), ("ratio", 8)
+    print(f"{'database':12}" + "".join(f"{head:>{width}}" for head, width in heads))
     for url in options.url:
         for scenario in options.scenario:
             rows = min(options.rows, LEASED) if scenario == "leased" else options.rows
