@@ -104,7 +104,7 @@ def check(engine: Engine, receive: Receive, rounds: int) -> None:
     assert news == once
     with engine.connect() as connection:
         by_message = select(EFFECTS.c.message, func.count()).group_by(EFFECTS.c.message)
-        assert dict(connection.execute(by_message).tuples().all()) == once
+        assert {row[0]: row[1] for row in connection.execute(by_message)} == once
     assert Store(engine).inbox.stats() == InboxStats(rounds, (THREADS - 1) * rounds, 0)
 
 
