@@ -130,12 +130,14 @@ def test_only_the_dialects_know_which_database_this_is(file: str) -> None:
 
 @pytest.mark.parametrize("file", [file for file in FILES if _part(file) not in MAY_END_TRANSACTIONS])
 def test_verbs_never_begin_or_end_a_transaction(file: str) -> None:
+    """A savepoint of the verb's own is not the transaction."""
     ends = [
         f"line {node.lineno}: {ast.unparse(node)}"
         for node in ast.walk(_tree(file))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("begin", "commit", "rollback")
+        and ast.unparse(node.func.value) != "savepoint"
     ]
     assert ends == []
 
