@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,9 +26,10 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 
 from fencedjobs.errors import InvalidValue, LeaseLost
+from fencedjobs.jobs import JoinedJobs
 from fencedjobs.models import Base, Job, Lock
 from fencedjobs.retry import Retry
 from fencedjobs.testing.blocking import Blocking
@@ -46,6 +47,8 @@ RETRIES: Final = (
 UNNAMED: Final = 3  # at most so many ids made up by the store in one example
 ALONE: Final = ("claim", "renew")  # verbs that no transaction of the caller's offers
 
+_jobs, _locks = (Base.metadata.tables[model.__tablename__] for model in (Job, Lock))
+
 
 # --- what an example is made of -------------------------------------------------------------------
 
@@ -59,6 +62,18 @@ class Step:
 
     def __repr__(self) -> str:
         return f"{self.verb}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
+
+
+@dataclass
+class Effort:
+    """How much was tried up to the first failure (or in all): examples, and the steps in them."""
+
+    examples: int = 0
+    steps: int = 0
+    failed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.examples} examples, {self.steps} steps" if self.steps else f"{self.examples} rounds"
 
 
 @dataclass(frozen=True)
@@ -92,7 +107,7 @@ _queues, _limits = _one_of("default", "default", "shop"), _one_of(1, 2, 3)
 _ttls = _one_of(1.0, 2.5, 10.0, 1e-6)
 _forged = _one_of(None, None, None, None, None, "owner", "younger", "older", "id")
 _leases = st.builds(Past, _one_of(0, 0, 0, 1, 1, 2, 3, 5), _forged)
-_ends = _one_of("complete", "fail", "release")
+_ends = _one_of("complete", "complete", "fail", "release", "renew")
 _few_leases = st.lists(_leases, max_size=3)
 
 
@@ -101,7 +116,7 @@ def _new_jobs(draw: st.DrawFn) -> dict[str, Any]:
     """Arguments of enqueue; ``run_at`` and ``deadline`` count from now until the machine adds it."""
     job = {"id": draw(_names), "payload": draw(_values)}
     job |= {"queue": draw(_queues), "kind": draw(_one_of(*KINDS))}
-    job |= {"priority": draw(_one_of(0, 0, 5, -1)), "max_attempts": draw(_one_of(1, 2, 3))}
+    job |= {"priority": draw(_one_of(0, 5, -1)), "max_attempts": draw(_one_of(1, 1, 2, 3))}
     job |= {"deadline": draw(_one_of(None, None, None, None, 10.0, 2.5, 1.0, 0.0))}
     start = draw(_one_of(None, None, None, None, 0.0, 1.0, 2.5, -1.0))
     by = "run_at" if start == -1.0 else draw(_one_of("run_at", "delay"))
@@ -112,11 +127,12 @@ def _step(verb: str, /, **arguments: st.SearchStrategy[Any]) -> st.SearchStrateg
     return st.builds(Step, st.just(verb), st.fixed_dictionaries(arguments))
 
 
+_ATTEMPT: Final = _step(
+        "attempt", nth=_limits, owner=_owners, ttl=_ttls, wait=_one_of(None, -1, 0, 1),
+        forged=_one_of(None, None, None, "owner", "younger", "older"), end=_ends, retry=_retries,
+        result=_values,
+)  # fmt: skip
 _CLAIMS: Final = [
-    _step(
-        "attempt", nth=_limits, owner=_owners, ttl=_ttls, wait=_one_of(None, -1, 0, 1), end=_ends,
-        retry=_retries, result=_values,
-    ),
     _step("claim_by_id", name=_names, owner=_owners, ttl=_ttls),
     _step("claim_next", owner=_one_of(None, *OWNERS), ttl=_ttls, queue=_queues),
     _step(
@@ -126,7 +142,8 @@ _CLAIMS: Final = [
 ]  # fmt: skip
 _ENDS: Final = [
     _step("end", past=_leases, end=_ends, retry=_retries, result=_values),
-    _step("renew", past=_leases, ttl=_ttls),
+    _step("renew_many", pasts=_few_leases, ttl=_ttls),
+    _step("complete_many", pasts=_few_leases, results=st.booleans()),
     _step("completing", past=_leases, result=_values, job=_new_jobs(), breaks=_one_of(False, False, True)),
 ]
 _CLOCK: Final = [
@@ -136,20 +153,21 @@ _CLOCK: Final = [
 _OTHERS: Final = [
     _step("enqueue", job=_new_jobs(), named=st.booleans()),
     _step("enqueue_many", jobs=st.lists(_new_jobs(), max_size=4)),
-    _step("renew_many", pasts=_few_leases, ttl=_ttls),
-    _step("complete_many", pasts=_few_leases, results=st.booleans()),
     _step("operate", verb=_one_of("cancel", "quarantine", "requeue"), name=_names, payload=_values),
     _step("sweep", limit=_limits),
     _step("purge", ago=_one_of(0.0, 1.0, -1.0), limit=_limits, forget=st.booleans()),
     _step("cancel_and_purge", name=_names, ago=_one_of(-1.0, 0.0)),
+    _step("set_aside_and_requeue", name=_names, verb=_one_of("cancel", "quarantine")),
     _step("leave_no_trace", job=_new_jobs(), name=_names, bad=_one_of(None, 0.0, -1.0, math.nan, math.inf)),
     _step("lock", name=_one_of(*LOCKS), owner=_owners, ttl=_ttls),
     _step("locked", past=_leases, verb=_one_of("renew", "release", "check")),
 ]
-_STEPS: Final = st.one_of(*_CLAIMS, *_CLAIMS, *_ENDS, *_ENDS, *_CLOCK, *_CLOCK, *_OTHERS)
+_STEPS: Final = st.one_of(
+    _ATTEMPT, _ATTEMPT, _ATTEMPT, *_CLAIMS, *_CLAIMS, *_CLAIMS, *_ENDS, *_ENDS, *_CLOCK, *_CLOCK, *_OTHERS
+)
 
 
-class _JobMachine(RuleBasedStateMachine):
+class JobMachine(RuleBasedStateMachine):
     """What each step does; `job_machine` gives it a store.
 
     There is one rule, and a step is its argument: Hypothesis switches rules off for whole examples,
@@ -157,15 +175,18 @@ class _JobMachine(RuleBasedStateMachine):
     """
 
     open_store: Callable[[], Any]
+    effort: Effort
 
     def __init__(self) -> None:
         super().__init__()
+        self.effort.examples += not self.effort.failed
         self.now = 0.0
         self.joined = False
         self.leases: list[JobLease] = []  #: all that were ever given, the latest last
         self.locks: list[Lease] = []
-        self.seen: dict[str, JobRecord | None] = {}
-        self.counted: Any = {}
+        self.seen: dict[str, JobRecord | None] = {}  #: every row of the example, as it was last read
+        self.rows: dict[str, tuple[Any, ...]] = {}  #: the same as tuples
+        self.counts: Any = {}
         self.model = JobModel(lambda name: self.seen.get(name))  # noqa: PLW0108 - `seen` is replaced
         self.lock_model = LockModel()
         self.store = type(self).open_store()
@@ -179,19 +200,26 @@ class _JobMachine(RuleBasedStateMachine):
     def start(self, now: float, joined: bool, jobs: list[dict[str, Any]]) -> None:
         """Some jobs; ``joined``: verbs are called in a transaction of the example, where they can be."""
         self.now, self.joined = now, joined
-        self.enqueue_many(jobs)
+        self._counted(Step("enqueue_many", {"jobs": jobs}))
 
     @rule(do=_STEPS)
     def step(self, do: Step) -> None:
         """One call on both sides."""
-        getattr(self, do.verb)(**do.arguments)
+        self._counted(do)
+
+    def _counted(self, do: Step) -> None:
+        self.effort.steps += not self.effort.failed
+        try:
+            getattr(self, do.verb)(**do.arguments)
+        except Exception:
+            self.effort.failed = True
+            raise
 
     def teardown(self) -> None:
         """Delete the rows that this example made, and no others."""
-        jobs, locks = (Base.metadata.tables[model.__tablename__] for model in (Job, Lock))
         with self.store.begin() as uow:
-            uow.session.execute(delete(jobs).where(jobs.c.id.in_(list(self.seen))))
-            uow.session.execute(delete(locks).where(locks.c.name.in_(LOCKS)))
+            uow.session.execute(delete(_jobs).where(_jobs.c.id.in_(list(self.seen))))
+            uow.session.execute(delete(_locks).where(_locks.c.name.in_(LOCKS)))
 
     # --- calling and comparing --------------------------------------------------------------------
 
@@ -199,7 +227,7 @@ class _JobMachine(RuleBasedStateMachine):
         """Call the verb on the store and on the oracle; the answer on which they agree."""
         with self._doing(verb) as jobs:
             got = _answer(getattr(jobs, verb), *args, **kwargs)
-        self._read(args, kwargs, got)
+        self._read()
         if verb.startswith("enqueue"):
             kwargs["answer"] = got
         self._compare(verb, got, _answer(getattr(self.model, verb), *args, **kwargs))
@@ -215,19 +243,28 @@ class _JobMachine(RuleBasedStateMachine):
         else:
             yield self.store
 
-    def _read(self, *sources: Any) -> None:
-        """Read all jobs of the example, in a transaction that has not written them."""
-        ids = dict.fromkeys([*self.seen, *_ids(sources)])
-        with self.store.begin() as uow:
-            self.seen = {name: uow.jobs.get(name) for name in ids}
-            self.counted = uow.jobs.counts()
+    def _read(self) -> None:
+        """Read the jobs, in a transaction that has not written them."""
+        if hasattr(self.store, "run"):  # without the proofs of a handler's transaction it is cheaper
+            self.store.run(lambda tx: self._look(JoinedJobs(tx), tx), reading=True)
+        else:
+            with self.store.begin() as uow:
+                self._look(uow.jobs, uow.session)
+
+    def _look(self, jobs: Any, connection: Any) -> None:
+        """By ``get`` all that have changed; a row without a change was read before."""
+        rows = {row.id: tuple(row) for row in connection.execute(select(_jobs))}
+        for name in sorted({*self.rows, *rows}):
+            if self.rows.get(name) != rows.get(name):
+                self.seen[name] = jobs.get(name)
+        self.rows, self.counts = rows, jobs.counts()
 
     def _compare(self, verb: str, got: Any, want: Any) -> None:
         """All rows, then the answers."""
         self.model.agree(self.seen)
-        _same("counts", self.counted, self.model.counts())
+        _same("counts", self.counts, self.model.counts())
         if isinstance(got, LeaseLost) and isinstance(want, LeaseLost):
-            _same(f"the row told with LeaseLost by {verb}", got.current, self.seen[got.held.id])
+            _same(f"the row told with LeaseLost by {verb}", got.current, self.seen.get(got.held.id))
             got, want = (got.held, got.completed), (want.held, want.completed)
         _same(verb, got, want)
 
@@ -277,20 +314,25 @@ class _JobMachine(RuleBasedStateMachine):
         self.both("claim_many", owner, ttl=ttl, limit=limit, queue=queue, kinds=kinds, now=self.now)
 
     def attempt(
-        self, nth: int, owner: str, ttl: float, wait: int | None, end: str, retry: Any, result: Any
-    ) -> None:
+        self, nth: int, owner: str, ttl: float, wait: int | None, forged: str | None,
+        end: str, retry: Any, result: Any,
+    ) -> None:  # fmt: skip
         """Claim, work until just before, at or after the end of the lease (or not at all), then end it."""
-        free = [row.id for row in self.model.rows.values() if row.free(self.now)] or [NAMES[0]]
+        free = [row.id for row in self.model.rows.values() if row.free(self.now)]
+        if not free:
+            self.both("purge", before=self.now + 1.0)
+            self.both("enqueue", NAMES[nth], now=self.now)
+            free = [NAMES[nth]]
         lease = self.claim_by_id(free[nth % len(free)], owner, ttl)
         if lease is not None:
             if wait is not None:
                 self.now = max(self.now, _beside(lease.until, wait))
-            self.end(Past(0, None), end, retry, result)
+            self.end(Past(0, forged), end, retry, result)
 
     # --- the end of an attempt --------------------------------------------------------------------
 
     def end(self, past: Past, end: str, retry: Retry | None, result: Any) -> None:
-        """Any end of an attempt, in time or late, by a lease that may be long gone."""
+        """Any end of an attempt, or a heartbeat, in time or late, by a lease that may be long gone."""
         lease = past.among(self.leases)
         if lease is None:
             return
@@ -299,16 +341,12 @@ class _JobMachine(RuleBasedStateMachine):
         elif end == "fail":
             error = ValueError("out of stock") if result else "out of stock"
             self.both("fail", lease, error, retry=retry, now=self.now)
+        elif end == "renew":
+            self.both("renew", lease, ttl=2.5, now=self.now)
         else:
             delay, refund = (1.0, True) if result else (0.0, retry is None)
             self.both("release", lease, delay=delay, refund=refund, now=self.now)
         _same("outcome", self.store.outcome(lease), self.model.outcome(lease))
-
-    def renew(self, past: Past, ttl: float) -> None:
-        """Heartbeat, in time or late."""
-        lease = past.among(self.leases)
-        if lease is not None:
-            self.both("renew", lease, ttl=ttl, now=self.now)
 
     def renew_many(self, pasts: list[Past], ttl: float) -> None:
         """Heartbeats of several jobs."""
@@ -330,7 +368,7 @@ class _JobMachine(RuleBasedStateMachine):
         lease, job = past.among(self.leases), {**self._at(job), "now": self.now}
         if lease is not None:
             got = _answer(self._complete_with, lease, result, job, breaks)
-            self._read(job, lease.id)
+            self._read()
             self._compare("completing", got, _answer(self._expect_with, lease, result, job, breaks))
 
     def _complete_with(self, lease: JobLease, result: Any, job: dict[str, Any], breaks: bool) -> Any:
@@ -370,6 +408,11 @@ class _JobMachine(RuleBasedStateMachine):
         self.both("purge", before=self.now - ago)
         self.both("enqueue", name, now=self.now)
 
+    def set_aside_and_requeue(self, name: str, verb: str) -> None:
+        """Out of the queue, and back."""
+        self.operate(verb, name, None)
+        self.operate("requeue", name, None)
+
     # --- what leaves no trace ---------------------------------------------------------------------
 
     def leave_no_trace(self, job: dict[str, Any], name: str, bad: float | None) -> None:
@@ -383,7 +426,7 @@ class _JobMachine(RuleBasedStateMachine):
             claims = (partial(self.store.claim, "A", id=name), partial(self.store.locks.claim, "cron", "A"))
             for claim in claims:
                 _same(f"ttl={bad!r}", type(_answer(claim, ttl=bad, now=self.now)), InvalidValue)
-        self._read(job, name)
+        self._read()
         self._compare("nothing", None, None)
 
     # --- locks ------------------------------------------------------------------------------------
@@ -433,27 +476,16 @@ def _beside(instant: float, side: int) -> float:
     return math.nextafter(instant, math.copysign(math.inf, side)) if side else instant
 
 
-def _ids(source: Any) -> Iterable[str]:
-    """The ids of jobs in the arguments and the answer of a verb."""
-    if isinstance(source, Lease):
-        return [source.id]
-    if isinstance(source, Mapping):
-        return _ids([source.get("id"), *(inner for inner in source.values() if isinstance(inner, list))])
-    if isinstance(source, list | tuple):
-        return [name for item in source for name in _ids(item)]
-    made_up = isinstance(source, str) and source.count("-") == 4  # a UUID
-    return [source] if source in NAMES or made_up else []
-
-
 # --- which store ----------------------------------------------------------------------------------
 
 
-def job_machine(store: Any, *, runner: asyncio.Runner | None = None) -> type[RuleBasedStateMachine]:
+def job_machine(store: Any, *, runner: asyncio.Runner | None = None) -> type[JobMachine]:
     """A state machine for this store; ``job_machine(store).TestCase`` is a test for unittest and pytest.
 
     ``store`` is a `Store` or an `AsyncStore` on empty tables, or a function without arguments that
     gives one for each example. The verbs of an `AsyncStore` run on ``runner``, which stays the
     caller's to close; without it the machine has one of its own for as long as the process lives.
+    The class counts what it does in ``effort``.
     """
     runners = [] if runner is None else [runner]
 
@@ -465,4 +497,4 @@ def job_machine(store: Any, *, runner: asyncio.Runner | None = None) -> type[Rul
             runners.append(asyncio.Runner())
         return Blocking(one, runners[0])
 
-    return type("JobMachine", (_JobMachine,), {"open_store": staticmethod(opened)})
+    return type("JobMachine", (JobMachine,), {"open_store": staticmethod(opened), "effort": Effort()})
