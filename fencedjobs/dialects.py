@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
     BigInteger,
@@ -19,6 +20,7 @@ from sqlalchemy import (
     Connection,
     Dialect,
     Double,
+    Engine,
     Integer,
     String,
     Table,
@@ -29,6 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import NullPool, Pool, PoolProxiedConnection
 from sqlalchemy.sql.expression import ColumnElement, FunctionElement
 
 from fencedjobs.errors import UnsupportedDatabase
@@ -143,6 +146,7 @@ class Capabilities:
     sql_clock: bool  #: a statement clock in SQL; else the process has it
     stale_reads: bool  #: a plain read may show an old snapshot after a failed conditional UPDATE
     read_committed: bool  #: has isolation levels to choose READ COMMITTED from
+    next_level: bool  #: SET TRANSACTION, sent before it, is for the next transaction alone
 
 
 def _postgresql_insert(table: Table, key: ColumnElement[Any]) -> Any:
@@ -179,6 +183,7 @@ _KNOWN: Final = {
         sql_clock=True,
         stale_reads=False,
         read_committed=True,
+        next_level=False,
     ),
     "mysql": Capabilities(
         update_returning=False,
@@ -190,6 +195,7 @@ _KNOWN: Final = {
         sql_clock=True,
         stale_reads=True,
         read_committed=True,
+        next_level=True,
     ),
     "sqlite": Capabilities(
         update_returning=True,
@@ -201,6 +207,7 @@ _KNOWN: Final = {
         sql_clock=False,
         stale_reads=False,
         read_committed=False,
+        next_level=False,
     ),
 }
 _FAMILY: Final = {"mariadb": "mysql"}
@@ -261,24 +268,95 @@ def process_clock() -> float:
 # --- transactions ---------------------------------------------------------------------------------
 
 
-def isolation(dialect: Dialect) -> dict[str, Any]:
-    """Execution options for a transaction of our own: READ COMMITTED, whatever the engine's default.
+_READ_COMMITTED: Final = "READ COMMITTED"
+_habits: Final[WeakKeyDictionary[Pool, bool]] = WeakKeyDictionary()
+
+
+def isolation(engine: Engine) -> dict[str, Any]:
+    """Execution options for transactions of our own on this engine: READ COMMITTED, whatever its default.
 
     Under a snapshot a renewal between the handler's first read and its completion would make every
-    long job fail.
+    long job fail. None are needed where the engine's connections are that way already, or where the
+    level is set for each transaction; see `begun`.
     """
-    return {"isolation_level": "READ COMMITTED"} if capabilities(dialect).read_committed else {}
+    capable = capabilities(engine.dialect)
+    if capable.next_level or not capable.read_committed:
+        return {}
+    if engine.pool not in _habits:
+        _habits[engine.pool] = _is_read_committed(engine)
+    asked = engine.get_execution_options().get("isolation_level", _READ_COMMITTED)
+    as_it_is = _habits[engine.pool] and asked == _READ_COMMITTED
+    return {} if as_it_is else {"isolation_level": _READ_COMMITTED}
+
+
+def _is_read_committed(engine: Engine) -> bool:
+    """Whether its connections are READ COMMITTED and no AUTOCOMMIT; if not, whether they stay as they are.
+
+    SQLAlchemy resets a connection that comes back to what it believes to be its level. What a
+    connect event has set is lost then, without the host's noticing.
+    """
+    connection, dialect = engine.raw_connection(), engine.dialect
+    try:
+        before = _stands(connection, dialect)
+        if before == (_READ_COMMITTED, False):
+            return True
+        dialect.set_isolation_level(connection.dbapi_connection, _READ_COMMITTED)  # type: ignore[arg-type]
+        dialect.reset_isolation_level(connection.dbapi_connection)  # type: ignore[arg-type]
+        after = _stands(connection, dialect)
+        if before != after and not isinstance(engine.pool, NullPool):
+            connection.invalidate()
+            raise UnsupportedDatabase(
+                f"the isolation level of this engine's connections is set behind SQLAlchemy's back (as by a "
+                f"connect event): {_told(before)}, and {_told(after)} once the store has used one. Say it "
+                "as create_engine(…, isolation_level=…), or give the store an engine of its own"
+            )
+        return False
+    finally:
+        connection.close()
+
+
+def _stands(connection: PoolProxiedConnection, dialect: Dialect) -> tuple[str, bool]:
+    level = dialect.get_isolation_level(connection.dbapi_connection)  # type: ignore[arg-type]
+    connection.rollback()
+    return level, _autocommits(connection)
+
+
+def _told(habit: tuple[str, bool]) -> str:
+    return habit[0] + " with AUTOCOMMIT" * habit[1]
 
 
 def begun(connection: Connection, *, reading: bool = False) -> None:
     """Make the transaction that SQLAlchemy has just begun one of our own.
 
-    SQLite: BEGIN IMMEDIATE, since a deferred transaction that reads and then writes gets BUSY at
-    once, whatever the timeout. ``reading``: it will write nothing, so that it need not wait for
-    writers. The connection must be nobody else's; see `is_open`.
+    MariaDB and MySQL: READ COMMITTED for this transaction alone, and BEGIN where the connection is
+    in AUTOCOMMIT mode. SQLite: BEGIN IMMEDIATE, since a deferred transaction that reads and then
+    writes gets BUSY at once, whatever the timeout. ``reading``: it will write nothing, so that it
+    need not wait for writers. The connection must be nobody else's; see `is_open`.
     """
-    if capabilities(connection.dialect).read_committed:
-        return
+    capable = capabilities(connection.dialect)
+    if capable.next_level:
+        _begin_read_committed(connection)
+    elif not capable.read_committed:
+        _begin_immediate(connection, reading)
+
+
+def _begin_read_committed(connection: Connection) -> None:
+    try:
+        connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {_READ_COMMITTED}")
+    except DBAPIError as error:
+        if _errno(error.orig) != _IN_TRANSACTION_ERRNO:
+            raise
+        if connection.get_isolation_level() != _READ_COMMITTED:
+            raise UnsupportedDatabase(
+                "an event of this engine or session (begin, after_begin) has begun a transaction before the "
+                "store could make it READ COMMITTED; let the event read nothing, or create the engine with "
+                "that isolation level"
+            ) from error
+    if _autocommits(connection.connection):
+        connection.exec_driver_sql("START TRANSACTION")
+
+
+def _begin_immediate(connection: Connection, reading: bool) -> None:
     driver = connection.connection.driver_connection
     if _sqlite_autocommit(driver) is True:
         raise UnsupportedDatabase(
@@ -302,14 +380,14 @@ def hides_transactions(driver: Any) -> bool:
     return _sqlite_autocommit(driver) is False
 
 
-def join(connection: Connection, *, doubtful: bool) -> bool:
+def join(connection: Connection, *, seen: bool = False) -> bool:
     """Make sure that the caller's transaction is one, or refuse it; true if it had to be begun.
 
     The legacy mode of SQLite's driver begins a transaction only before a change, so that a SAVEPOINT
     may be the outermost one, and its RELEASE a commit that the caller's rollback cannot undo.
-    ``doubtful``: the connection is in a savepoint, and we have not seen its transaction begin.
+    ``seen``: it was begun by us.
     """
-    if _autocommits(connection):
+    if not seen and _autocommits(connection.connection):
         raise UnsupportedDatabase(
             "the session's connection is in AUTOCOMMIT mode, where business rows and the completion "
             "cannot commit together; use a transactional isolation level"
@@ -320,10 +398,10 @@ def join(connection: Connection, *, doubtful: bool) -> bool:
     if not _in_transaction(driver):
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         return True
-    if doubtful and _legacy_mode(driver):
+    if not seen and connection.in_nested_transaction() and _legacy_mode(driver):
         raise UnsupportedDatabase(
             "this SQLite session is inside begin_nested(), and its driver may never have sent BEGIN: "
-            "releasing the savepoint would commit. Create the UnitOfWork before begin_nested(), or "
+            "releasing the savepoint would commit. Use the unit of work before begin_nested(), or "
             "let the engine emit BEGIN (see the SQLAlchemy docs on pysqlite and savepoints)"
         )
     return False
@@ -367,9 +445,14 @@ def rollback(connection: Connection) -> None:
 
 
 def abandon(connection: Connection) -> None:
-    """On SQLite, end a transaction that SQLAlchemy believes to be over, as after a COMMIT that was BUSY."""
-    gone = connection.closed or connection.invalidated
-    if not (gone or capabilities(connection.dialect).read_committed):
+    """End a transaction that SQLAlchemy may not: it believes it to be over after a COMMIT that was BUSY
+    on SQLite, and can be told to skip ROLLBACK in AUTOCOMMIT mode."""
+    capable = capabilities(connection.dialect)
+    if connection.closed or connection.invalidated:
+        return
+    if capable.next_level and _autocommits(connection.connection):
+        connection.connection.rollback()
+    if not capable.read_committed:
         if _in_transaction(connection.connection.driver_connection):
             connection.connection.rollback()
         _leave_one_open(connection)
@@ -400,10 +483,10 @@ def _sqlite_autocommit(driver: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _autocommits(connection: Connection) -> bool:
-    dbapi: Any = connection.connection.dbapi_connection
-    driver: Any = connection.connection.driver_connection
-    if _family(connection.dialect) == "sqlite":
+def _autocommits(connection: PoolProxiedConnection) -> bool:
+    dbapi: Any = connection.dbapi_connection
+    driver: Any = connection.driver_connection
+    if hasattr(driver, "in_transaction"):
         off = driver.isolation_level is None and not _in_transaction(driver)
         return _sqlite_autocommit(driver) is True or off
     for owner in (dbapi, driver):
@@ -423,6 +506,7 @@ _RETRY_ERRNOS: Final = {1213, 1205, 1020, 1305}
 """Deadlock; lock wait timeout; record has changed since read; a savepoint that a deadlock has taken away."""
 _CUT_ERRNOS: Final = {1053, 1317, 1927}  # shutdown; interrupted; killed (2000-2999 are the client's own)
 _DUPLICATE_ERRNO: Final = 1062
+_IN_TRANSACTION_ERRNO: Final = 1568  # too late to set its isolation level
 _BUSY: Final = {5, 6}  # SQLITE_BUSY, SQLITE_LOCKED
 
 
@@ -481,9 +565,11 @@ _UPGRADE_PATIENCE: Final = 24 * 3600  # seconds; PostgreSQL waits without a limi
 
 def begin_upgrade(connection: Connection) -> None:
     """Begin a transaction of our own for an upgrade, on a connection fresh from the pool."""
-    connection.execution_options(**isolation(connection.dialect))
-    driver = connection.connection.driver_connection
-    if not capabilities(connection.dialect).read_committed and is_open(driver):
+    capable, driver = capabilities(connection.dialect), connection.connection.driver_connection
+    if capable.read_committed and not capable.next_level:
+        connection.execution_options(isolation_level=_READ_COMMITTED)
+        connection.detach()  # it is closed at the end, and nobody finds it with this level
+    elif not capable.read_committed and is_open(driver):
         raise UnsupportedDatabase("this SQLite connection is in the middle of another transaction")
     connection.begin()
     begun(connection)
@@ -495,8 +581,8 @@ def join_upgrade(connection: Connection) -> None:
         connection.begin()
         begun(connection)
     elif not capabilities(connection.dialect).read_committed:
-        join(connection, doubtful=False)
-    if capabilities(connection.dialect).read_committed and _autocommits(connection):
+        join(connection, seen=True)
+    if capabilities(connection.dialect).read_committed and _autocommits(connection.connection):
         raise UnsupportedDatabase(
             "the connection is in AUTOCOMMIT mode, where several processes cannot upgrade one after "
             "the other; pass the engine, or a connection with a transactional isolation level"

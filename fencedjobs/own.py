@@ -72,8 +72,8 @@ class Transactions:
 
     @contextmanager
     def _transaction(self, subject: Any, patience: Patience, reading: bool) -> Iterator[Transaction]:
-        with self.alone(), self.engine.connect() as connection:
-            connection.execution_options(**dialects.isolation(connection.dialect))
+        with self.alone() as options, self.engine.connect() as connection:
+            connection.execution_options(**options)
             tx = Transaction(lambda: connection, schema=self._schema, clock=self._clock)
             tx.subject = subject
             try:
@@ -89,15 +89,16 @@ class Transactions:
             dialects.rollback(connection)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Have the connection to ourselves where the pool gives one to everybody, or refuse it.
+    def alone(self) -> Iterator[dict[str, Any]]:
+        """The execution options of a connection of ours, which nobody else uses meanwhile.
 
-        Such pools are for in-memory databases. Beginning, and even looking (the pool rolls back what
-        comes back to it), would end a transaction that somebody has open on it.
+        Some pools, made for in-memory databases, give one connection to everybody. Beginning, and
+        even looking (the pool rolls back what comes back to it), would end a transaction that
+        somebody has open on it: then it is refused.
         """
         pool = self.engine.pool
         if not isinstance(pool, (StaticPool, SingletonThreadPool)):
-            yield
+            yield dialects.isolation(self.engine)
             return
         if dialects.capabilities(self.engine.dialect).read_committed:
             raise UnsupportedDatabase(f"{type(pool).__name__} shares one connection; use another pool")
@@ -107,7 +108,7 @@ class Transactions:
                 raise UnsupportedDatabase(_SHARED)
         try:
             self._require_free(pool)
-            yield
+            yield {}
         finally:
             if isinstance(pool, StaticPool):
                 turn.release()

@@ -146,7 +146,7 @@ class Store:
         """A transaction of the store's on a fresh session; ``last`` runs when the block is proven whole."""
         self._check()
         try:
-            with self.transactions.alone(), self._begun(session) as (uow, connection):
+            with self.transactions.alone() as options, self._begun(session, options) as (uow, connection):
                 token = Token(session, connection)
                 try:
                     yield uow
@@ -161,7 +161,7 @@ class Store:
             raise
 
     @contextmanager
-    def _begun(self, session: Session) -> Iterator[tuple[UnitOfWork, Connection]]:
+    def _begun(self, session: Session, options: dict[str, Any]) -> Iterator[tuple[UnitOfWork, Connection]]:
         """The session in a transaction of the store's, which is rolled back on an error."""
         if session.twophase:
             raise UnsupportedDatabase("a twophase session cannot complete a job; use sessions without it")
@@ -169,7 +169,7 @@ class Store:
         patience = self.transactions.patience()
         while True:
             try:
-                connection = self._begin(session)
+                connection = self._begin(session, options)
                 break
             except DBAPIError as error:
                 if not (dialects.is_transient(error) and patience()):
@@ -181,11 +181,10 @@ class Store:
             _roll_back(session)
             raise
 
-    def _begin(self, session: Session) -> Connection:
+    def _begin(self, session: Session, options: dict[str, Any]) -> Connection:
         try:
             session.begin()
-            engine = self.transactions.engine
-            connection = connected(session, **dialects.isolation(engine.dialect))
+            connection = connected(session, **options)
             dialects.begun(connection)
         except BaseException:
             _roll_back(session)

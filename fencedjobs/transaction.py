@@ -61,8 +61,8 @@ class Transaction:
 
         def connect() -> Connection:
             connection = connected(session)
-            unseen = session.info.get(_BEGUN) is not session.get_transaction()
-            if dialects.join(connection, doubtful=unseen and connection.in_nested_transaction()):
+            seen = session.info.get(_BEGUN) is session.get_transaction()
+            if dialects.join(connection, seen=seen):
                 saw_begin(session)
             return connection
 
