@@ -192,13 +192,15 @@ def hosted(
     *,
     sessions: dict[str, Any] | None = None,
     adapt: Callable[[Engine], object] = lambda engine: None,
+    wrap: Callable[[Any], Any] = lambda engine: engine,
     port: int | None = None,
     **options: Any,
 ) -> Iterator[Host]:
     """An application on this database, by this driver; nothing may be left behind at its end.
 
     ``options`` are those of its engine, ``sessions`` those of its sessionmaker if it has one of its own;
-    ``adapt`` does to the engine what the application does at start. ``port`` is that of a proxy.
+    ``adapt`` does to the engine what the application does at start, and ``wrap`` what it makes of it then.
+    ``port`` is that of a proxy.
     """
     with ExitStack() as stack:
         url, asynchronous = _url(database, driver)
@@ -207,16 +209,19 @@ def hosted(
         stack.callback(observer.dispose)
         Base.metadata.create_all(observer)
         if not asynchronous:
-            engine, runner, aio = create_engine(url, **options), None, None
-            adapt(engine)
+            runner, aio = None, None
+            engine = create_engine(url, **options)
             stack.callback(engine.dispose)
+            adapt(engine)
+            engine = wrap(engine)
             store = Store(engine if sessions is None else sessionmaker(engine, **sessions))
         else:
             runner = stack.enter_context(asyncio.Runner())
             aio = create_async_engine(url, **options)
+            stack.callback(lambda made: runner.run(made.dispose()), aio)
+            adapt(aio.sync_engine)
+            aio = wrap(aio)
             engine = aio.sync_engine
-            adapt(engine)
-            stack.callback(lambda: runner.run(aio.dispose()))
             made = AsyncStore(aio if sessions is None else async_sessionmaker(aio, **sessions))
             store = cast("Store", Blocking(made, runner))
         host = Host(database, engine, store, runner, observer, aio)
