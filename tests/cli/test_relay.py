@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,12 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import aio_pika
+import nats
 import pytest
+from nats.js.api import StreamConfig
 from sqlalchemy import URL, Engine
 
 from fencedjobs import Store
 from fencedjobs.locks import LANE
 from tests.cli.helpers import COMMAND, EACH_DATABASE, ISO, environment, run, text_of
+from tests.senders.conftest import name as name
+from tests.senders.conftest import nats_url as nats_url
+from tests.senders.conftest import rabbitmq_url as rabbitmq_url
 from tests.senders.receiver import Connection, Receiver, Request, acknowledges, answer
 
 REFUSED = "FAILED order-2 (attempt 1): 'status 503: no shelf'"
@@ -138,6 +145,41 @@ def test_where_to_comes_from_the_environment_as_well(
 ) -> None:
     monkeypatch.setenv("FENCEDJOBS_TO", receiver.url)
     assert run("relay", "--once", "--mark-every", "3", url=url).out == "3 sent\n"
+
+
+# --- to brokers -----------------------------------------------------------------------------------
+
+
+def test_to_a_stream_of_nats(engine: Engine, url: URL, nats_url: str, name: str) -> None:
+    async def relayed() -> int:
+        async with await nats.connect(nats_url) as client:
+            streams = client.jetstream()
+            await streams.add_stream(StreamConfig(name=name, subjects=[name]))
+            try:
+                done = await asyncio.to_thread(run, "relay", "--to", nats_url, "--once", url=url)
+                assert (done.code, done.out) == (0, "1 sent\n")
+                return (await streams.stream_info(name)).state.messages
+            finally:
+                await streams.delete_stream(name)
+
+    Store(engine).outbox.add("order-1", {"qty": 7}, topic=name)
+    assert asyncio.run(relayed()) == 1
+
+
+def test_to_a_queue_of_rabbitmq(engine: Engine, url: URL, rabbitmq_url: str, name: str) -> None:
+    async def relayed() -> bytes | None:
+        async with await aio_pika.connect(rabbitmq_url) as connection:
+            queue = await (await connection.channel()).declare_queue(name)
+            try:
+                done = await asyncio.to_thread(run, "relay", "--to", rabbitmq_url, "--once", url=url)
+                assert (done.code, done.out) == (0, "1 sent\n")
+                message = await queue.get(no_ack=True)
+                return message.body if message else None
+            finally:
+                await queue.delete()
+
+    Store(engine).outbox.add("order-1", {"qty": 7}, topic=name)
+    assert asyncio.run(relayed()) == b'{"qty":7}'
 
 
 # --- until it is told to stop ---------------------------------------------------------------------
@@ -275,9 +317,9 @@ def test_without_tables_it_says_so(url: URL, empty: Any) -> None:
 def test_a_missing_package_is_one_line_of_advice(
     url: URL, monkeypatch: pytest.MonkeyPatch, to: str, package: str, advice: str
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith(("fencedjobs.senders.", f"{package}."))]:
-        if name.startswith(f"{package}.") or name.rpartition(".")[2] in ("http", "nats", "rabbitmq"):
-            monkeypatch.delitem(sys.modules, name)
+    loaded = [one for one in sys.modules if one.startswith(f"{package}.")]
+    for module in [*loaded, *(f"fencedjobs.senders.{one}" for one in ("http", "nats", "rabbitmq"))]:
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     refused = run("relay", "--to", to, url=url)
     assert (refused.code, refused.out, refused.err) == (3, "", f"Error: {advice}\n")
