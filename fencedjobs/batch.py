@@ -153,12 +153,12 @@ class Batch:
         lease, sent, then = self._lease, self._acknowledged, self._waiting[0] if self._waiting else None
         assert lease is not None, "the lane was given back"
         with self._losing(lease):
-            kept, is_next = self._store.run(
+            kept, goes_on = self._store.run(
                 lambda tx: Lanes(tx).settle(lease, sent, failure, then, ttl=self._ttl), subject=lease
             )
         self._lease, self._settled_at = kept, time.monotonic()
-        if not is_next or kept.fence > lease.fence + 1:  # another relay was here: read anew
-            self._waiting = []
+        if not goes_on:
+            self._waiting = []  # what there is else is read anew
         elif kept.fence != lease.fence:
             self._waiting = [replace(event, fence=kept.fence) for event in self._waiting]
         self._count(sent)

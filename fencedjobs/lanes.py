@@ -65,18 +65,21 @@ class Lanes:
     ) -> tuple[Lease, bool]:
         """Write down what became of events, renew the lane's lease, and count the attempt of the next.
 
-        The new lease, and whether ``then`` still waits as it was read: an operator may have set it
-        aside or mended it, or another relay may have sent it. A lease that has run out meanwhile is
-        claimed again; `LeaseLost`, and nothing is written, if another relay has the lane.
+        The new lease, and whether ``then`` may be sent: it still waits as it was read, so that no
+        operator has set it aside or mended it, and no other relay has been on the lane meanwhile. A
+        lease that has run out is claimed again; `LeaseLost`, and nothing is written, if another relay
+        has the lane.
         """
-        lease = self._keep(lease, ttl)
+        kept = self._keep(lease, ttl)
         if sent:
-            self._mark(lease, sent)
+            self._mark(kept, sent)
         if failure is not None:
             if sent:  # else it was the first since the last count
                 self._count(failure.event)
             self._fail(failure)
-        return lease, then is None or self._count(then)
+        if then is None or kept.fence > lease.fence + 1:
+            return kept, False
+        return kept, self._count(then)
 
     def give_back(self, lease: Lease, sent: Sequence[Event], unsent: Event | None, *, ttl: float) -> None:
         """Mark what is left to mark, and give the lane back. If ``unsent`` was counted, it is not any more.

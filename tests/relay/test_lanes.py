@@ -166,6 +166,7 @@ def test_what_another_relay_left_is_sent_with_the_next_batch(store: Store, clock
     assert dispatch(store, slow, ttl=60) == 1
     assert states(store, "a", "b", "c") == ["sent", "pending", "pending"]
     assert ids(store.outbox.pending()) == ["b", "c"]
+    assert [event(store, id).attempts for id in ("a", "b", "c")] == [2, 1, 0]
     assert dispatch(store, slow, ttl=60) == 2
 
 
