@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -34,7 +34,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-def _awaited(verb: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+def _awaited(verb: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """A sync verb of ``self._sync``, to be awaited; with the same arguments and documentation."""
 
     @functools.wraps(verb)
@@ -44,7 +44,7 @@ def _awaited(verb: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, 
     return call
 
 
-def _joined(verb: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+def _joined(verb: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """A verb of a unit of work, to be awaited in the session's transaction."""
 
     @functools.wraps(verb)

@@ -16,8 +16,9 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from fencedjobs import JobLease, JobState, LeaseLost, Store, UnitOfWork
+from fencedjobs import JobLease, JobState, LeaseLost, Store, TransactionLost, UnitOfWork
 from fencedjobs.claims import Jobs
+from fencedjobs.transaction import Transaction
 from tests.databases import Database
 from tests.jobs.helpers import T, claimed, ids, on, row
 
@@ -130,6 +131,49 @@ def test_a_claim_on_an_empty_queue_that_is_kept_open_blocks_no_enqueue(database:
         enqueued.set()
         assert claiming.result() is True, "the enqueue waited for the claim"
     assert took < 2, f"it took {took:.3f} s"
+    engine.dispose()
+
+
+@on("postgresql", "mariadb")
+def test_a_row_that_somebody_has_locked_for_a_moment_is_no_empty_queue(database: Database) -> None:
+    """The lock is let go when the claim has seen nothing and looks whether there is something."""
+    engine, other = database.engine(), database.engine()
+    store = Store(engine)
+    store.enqueue("j", now=T)
+    with Session(other) as session:
+        UnitOfWork(session).jobs.cancel("j", now=T)
+
+        @event.listens_for(engine, "before_cursor_execute")
+        def let_go(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+            if statement.startswith("SELECT fenced_jobs.id \n"):
+                session.rollback()
+
+        lease = store.claim("w", ttl=9, now=T)
+    assert lease is not None, "the queue was never empty"
+    assert (lease.id, lease.fence) == ("j", 1)
+    engine.dispose()
+    other.dispose()
+
+
+@on("mariadb")
+def test_rows_that_were_read_and_have_changed_are_not_written(database: Database) -> None:
+    """Where reading and writing are two statements, what was read goes into the second's condition.
+
+    By the key alone, on a connection in AUTOCOMMIT mode, 200 jobs were claimed 271 times.
+    """
+    engine, other = database.engine(isolation_level="AUTOCOMMIT"), Store(database.engine())
+    other.enqueue("j", now=T)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def be_faster(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("UPDATE"):
+            assert other.claim("faster", ttl=9, id="j", now=T) is not None
+
+    with engine.connect() as connection:
+        jobs = Jobs(Transaction(lambda: connection))
+        with pytest.raises(TransactionLost):
+            jobs.claim_named("j", "slower", ttl=9, now=T)
+    assert row(other, "j", "owner", "fence", "attempts") == {"owner": "faster", "fence": 1, "attempts": 1}
     engine.dispose()
 
 
