@@ -17,7 +17,7 @@ from fencedjobs.cli.trouble import Refusal
 from fencedjobs.models import OutboxEvent, tables
 from fencedjobs.values import EventState
 
-_EXCERPT: Final = 60  # characters of an error in a list
+_EXCERPT: Final = 100  # characters in a list of why an event was not sent
 _BATCH: Final = 1000
 
 
@@ -125,18 +125,16 @@ def _place(ahead: int | None) -> str:
 
 
 def _print_list(rows: Sequence[Any]) -> None:
-    headings = ["id", "lane", "topic", "state", "attempts", "added", "sent", "reason", "last error"]
-    cells = [
-        [r.id, r.lane, r.topic, r.state, r.attempts, iso(r.created_at), iso(r.sent_at), _cut(r.reason),
-         _cut(r.last_error)]
-        for r in rows
-    ]  # fmt: skip
+    headings = ["id", "lane", "state", "attempts", "added", "sent, or why not"]
+    cells = [[r.id, r.lane, r.state, r.attempts, iso(r.created_at), _outcome(r)] for r in rows]
     if not cells:
         console().print("No events.")
         return
-    console().print(table(headings, cells, right=["attempts"]))
+    console().print(table(headings, cells, right=["attempts"], whole=["state", "added"]))
 
 
-def _cut(text: str | None) -> str | None:
-    words = brief(text or "")
+def _outcome(row: Any) -> str | None:
+    if row.sent_at is not None:
+        return iso(row.sent_at)
+    words = ": ".join(filter(None, (row.reason, brief(row.last_error or ""))))
     return words[: _EXCERPT - 1] + "…" if len(words) > _EXCERPT else words or None

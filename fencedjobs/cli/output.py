@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 from rich.console import Console
@@ -34,12 +34,18 @@ def emit(settings: Settings, value: Any, text: Callable[[], None]) -> None:
         text()
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Table:
-    """A plain table; on a narrow screen its texts are folded, and its numbers (``right``) are not."""
+def table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    right: Sequence[str] = (),
+    whole: Sequence[str] = (),
+) -> Table:
+    """A plain table; on a narrow screen its texts are folded, its numbers (``right``) and ``whole`` are not."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
-        number = heading in right
-        made.add_column(heading, justify="right" if number else "left", no_wrap=number, overflow="fold")
+        justify: Literal["left", "right"] = "right" if heading in right else "left"
+        made.add_column(heading, justify=justify, no_wrap=heading in (*right, *whole), overflow="fold")
     for row in rows:
         made.add_row(*(Text(safe(cell)) for cell in row))
     return made
