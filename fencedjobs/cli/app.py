@@ -48,7 +48,7 @@ def cli() -> None:
       0    done
       1    something was refused or not found, or an invariant does not hold
       2    the command line, a value or a file cannot be used
-      3    the database cannot be used (URL, driver, server, tables), or a package is missing
+      3    no usable database (URL, driver, server, tables), or a package is missing
       130  interrupted (128 + the number of the signal)
     """
 

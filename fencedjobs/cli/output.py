@@ -41,7 +41,7 @@ def table(
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
 ) -> Table:
-    """A plain table; on a narrow screen its texts are folded, its numbers (``right``) and ``whole`` are not."""
+    """A plain table; on a narrow screen texts are folded, but not the numbers (``right``) and ``whole``."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
         justify: Literal["left", "right"] = "right" if heading in right else "left"

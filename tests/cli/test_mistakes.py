@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from sqlalchemy import URL
 
+from fencedjobs.cli.app import cli
 from tests.cli.helpers import environment, run, spawn, text_of
 
 SECRET = "geh/eim"
@@ -85,6 +88,22 @@ def test_help_documents_the_exit_codes() -> None:
     assert answer.code == 0
     for code in ("0", "1", "2", "3", "130"):
         assert f"\n    {code} " in answer.out
+
+
+def every(command: click.Command, name: str = "") -> Iterator[tuple[str, click.Command]]:
+    """All commands below this one, by the words that call them."""
+    for word, each in getattr(command, "commands", {}).items():
+        yield from every(each, f"{name} {word}".strip())
+    if not hasattr(command, "commands"):
+        yield name, command
+
+
+@pytest.mark.parametrize(("name", "command"), [*every(cli)], ids=[name for name, _ in every(cli)])
+def test_the_reference_names_every_command_and_option(name: str, command: click.Command) -> None:
+    reference = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    assert f"`{name}" in reference or f"fencedjobs {name}" in reference
+    options = [option for one in command.params if isinstance(one, click.Option) for option in one.opts]
+    assert [option for option in options if f"{option}" not in reference] == []
 
 
 WITHOUT = """

@@ -51,7 +51,7 @@ in a database of its own, the warehouse has an inbox, and takes an event once.
 @common
 @pass_settings
 def demo(settings: Settings, orders: Path | None) -> None:
-    """Play two stories of failure with real processes, and check what they left.
+    """Play two stories of failure with real processes.
 
     The late courier: a worker stands still, its lease runs out, another takes over, its late
     completion is refused. Death right after the ACK: a relay dies before it has marked what it sent,
