@@ -96,4 +96,9 @@ def _told(what: Observed, facts: dict[str, Any]) -> str:
         case Observed.LANE_LOST:
             return "another relay has taken the lane"
         case Observed.TROUBLE:
-            return f"TROUBLE: {facts['error']}"
+            return f"TROUBLE: {_first_line(facts['error'])}"
+
+
+def _first_line(error: str) -> str:
+    """Of an error as `repr` shows it. SQLAlchemy's have the statement and its parameters behind that."""
+    return error.partition("\\n")[0]

@@ -18,7 +18,7 @@ import aio_pika
 import nats
 import pytest
 from nats.js.api import StreamConfig
-from sqlalchemy import URL, Engine
+from sqlalchemy import URL, Engine, text
 
 from fencedjobs import Store
 from fencedjobs.locks import LANE
@@ -29,6 +29,10 @@ from tests.senders.conftest import rabbitmq_url as rabbitmq_url
 from tests.senders.receiver import Connection, Receiver, Request, acknowledges, answer
 
 REFUSED = "FAILED order-2 (attempt 1): 'status 503: no shelf'"
+
+FULL = """
+    CREATE TRIGGER full BEFORE UPDATE ON fenced_outbox BEGIN SELECT RAISE(ABORT, 'the shelf is full'); END
+"""
 
 
 @pytest.fixture
@@ -128,6 +132,19 @@ def test_once_leaves_a_lane_that_another_relay_holds(store: Store, url: URL, rec
     assert store.locks.claim(LANE + "default", "another", ttl=60)
     done = run("relay", "--to", receiver.url, "--once", url=url)
     assert (done.code, done.out, done.err) == (0, "0 sent\n", "Still pending: default.\n")
+
+
+@pytest.mark.parametrize("options", [[], ["--max-attempts", "5"]])
+def test_once_ends_when_the_database_gives_trouble(
+    store: Store, engine: Engine, url: URL, receiver: Receiver, options: list[str]
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(FULL))
+    done = run("relay", "--to", receiver.url, "--once", *options, url=url)
+    assert (done.code, done.out) == (1, "0 sent\n")
+    trouble, still = done.err.splitlines()
+    assert trouble.endswith("TROUBLE: IntegrityError('(sqlite3.IntegrityError) the shelf is full')")
+    assert still == "Still pending: default."
 
 
 def test_headers_and_ack_go_to_the_sender(store: Store, url: URL) -> None:
