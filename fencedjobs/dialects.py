@@ -398,7 +398,7 @@ def join(connection: Connection, *, seen: bool = False) -> bool:
     if not _in_transaction(driver):
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         return True
-    if not seen and connection.in_nested_transaction() and _legacy_mode(driver):
+    if not (seen or _begins_first(connection, driver)) and connection.in_nested_transaction():
         raise UnsupportedDatabase(
             "this SQLite session is inside begin_nested(), and its driver may never have sent BEGIN: "
             "releasing the savepoint would commit. Use the unit of work before begin_nested(), or "
@@ -471,9 +471,14 @@ def _in_transaction(driver: Any) -> bool:
     return bool(driver.in_transaction)
 
 
-def _legacy_mode(driver: Any) -> bool:
-    """Whether the driver begins transactions by itself, before the first change only."""
-    return _sqlite_autocommit(driver) is None and driver.isolation_level is not None
+def _begins_first(connection: Connection, driver: Any) -> bool:
+    """Whether the driver, or a begin event of the host, sends BEGIN before anything else.
+
+    The driver's legacy mode sends it before the first change only, its autocommit mode never.
+    """
+    if _sqlite_autocommit(driver) is None and driver.isolation_level is not None:
+        return False
+    return hides_transactions(driver) or bool(connection.dispatch.begin)
 
 
 def _sqlite_autocommit(driver: Any) -> bool | None:
@@ -504,10 +509,12 @@ def _autocommits(connection: PoolProxiedConnection) -> bool:
 _RETRY_SQLSTATES: Final = {"40001", "40P01"}
 _RETRY_ERRNOS: Final = {1213, 1205, 1020, 1305}
 """Deadlock; lock wait timeout; record has changed since read; a savepoint that a deadlock has taken away."""
-_CUT_ERRNOS: Final = {1053, 1317, 1927}  # shutdown; interrupted; killed (2000-2999 are the client's own)
+_CUT_ERRNOS: Final = {1053, 1180, 1317, 1927}
+"""Shutdown; an error in the middle of COMMIT; interrupted; killed. (2000 to 2999 are the client's own.)"""
 _DUPLICATE_ERRNO: Final = 1062
 _IN_TRANSACTION_ERRNO: Final = 1568  # too late to set its isolation level
 _BUSY: Final = {5, 6}  # SQLITE_BUSY, SQLITE_LOCKED
+_IOERR: Final = 10  # SQLITE_IOERR
 
 
 def is_transient(error: BaseException) -> bool:
@@ -533,13 +540,12 @@ def says_no(error: BaseException) -> bool:
     """
     if not isinstance(error, DBAPIError) or error.connection_invalidated:
         return False
-    state = _sqlstate(error.orig)
-    if state is not None:
-        return state[:2] not in ("08", "57", "58", "XX") and state != "40003"
-    errno = _errno(error.orig)
+    errno, state, code = _errno(error.orig), _sqlstate(error.orig), _sqlite_code(error.orig)
     if errno is not None:
         return not 2000 <= errno < 3000 and errno not in _CUT_ERRNOS
-    return _sqlite_code(error.orig) is not None
+    if state is not None:
+        return state[:2] not in ("08", "57", "58", "XX") and state != "40003"
+    return code is not None and code != _IOERR
 
 
 def _sqlstate(orig: Any) -> str | None:
