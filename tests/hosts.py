@@ -7,7 +7,8 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -23,6 +24,9 @@ from tests.forms import FORMS, Blocking
 
 T = TypeVar("T")
 Handler = Callable[[Session], object]
+
+
+_numbers = count(1)
 
 
 class Base(DeclarativeBase):
@@ -49,7 +53,6 @@ class Host:
     runner: asyncio.Runner | None
     observer: Engine
     async_engine: AsyncEngine | None = None
-    _count: int = field(default=0)
 
     def run(self, work: Callable[[], T]) -> T:
         """Do sync work on the engine: inside a greenlet where the driver is for asyncio."""
@@ -67,8 +70,7 @@ class Host:
 
     def leased(self) -> JobLease:
         """The lease of a new job."""
-        self._count += 1
-        id = f"job-{self._count}"
+        id = f"job-{next(_numbers)}"
         self.store.enqueue(id)
         lease = self.store.claim("worker", ttl=600, id=id)
         assert lease is not None
