@@ -1,4 +1,4 @@
-"""Planted faults: mistakes that queues of this kind have made, each switched on by itself.
+"""Planted faults: each mistake of the catalogue switched on by itself, and looked for.
 
     with planted("complete_by_id"):
         ...  # every store of this process has it now
@@ -13,82 +13,35 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from types import ModuleType, SimpleNamespace
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Final
 
-from sqlalchemy import and_, create_engine, delete, or_, select, tuple_, update
+from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 
-from fencedjobs import claims, enqueue, job_sql, leases, locks, row_leases, schema, transaction
-from fencedjobs import store as stores
-from fencedjobs.dialects import Capabilities, capabilities, clock
+from fencedjobs import enqueue, job_sql, leases, locks, row_leases, schema
 from fencedjobs.errors import FencedJobsError
-from fencedjobs.leases import NOW, Held, Leased, Transition
 from fencedjobs.store import Store
 from fencedjobs.testing import stages
 from fencedjobs.testing.machines import Effort
+from fencedjobs.testing.mistakes import FAULTS, Fault, patched
 from fencedjobs.testing.model import Disagreement
-from fencedjobs.values import JobLease, JobState
-
-Patch = tuple[Any, str, Any]
-Patches = Iterator[Patch]
 
 _BUILDERS: Final[tuple[ModuleType, ...]] = (leases, job_sql, enqueue, row_leases, locks)
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A mistake: what it does, the stage that must catch it, and where it can occur."""
-
-    name: str
-    told: str
-    stage: str  #: the name of a function of `stages`
-    patches: Callable[[], Patches]
-    occurs: Callable[[Capabilities], bool]
-
-    def occurs_on(self, store: Store) -> bool:
-        """Whether this store's database lets it do harm."""
-        return self.occurs(capabilities(store.transactions.engine.dialect))
-
-
-FAULTS: dict[str, Fault] = {}
-
-
-def _fault(
-    stage: Callable[..., None], told: str, occurs: Callable[[Capabilities], bool] = lambda _: True
-) -> Callable[[Callable[[], Patches]], None]:
-    def register(patches: Callable[[], Patches]) -> None:
-        name = patches.__name__.lstrip("_")
-        FAULTS[name] = Fault(name, told, stage.__name__, patches, occurs)
-
-    return register
 
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
     """Have this mistake in every store of the process."""
-    with _set(FAULTS[name].patches()):
+    with patched(FAULTS[name].patches()):
         _forget_statements()
         try:
             yield
         finally:
             _forget_statements()
-
-
-@contextmanager
-def _set(patches: Iterable[Patch]) -> Iterator[None]:
-    undo: list[Patch] = []
-    try:
-        for owner, attribute, faulty in patches:
-            undo.append((owner, attribute, vars(owner)[attribute]))
-            setattr(owner, attribute, faulty)
-        yield
-    finally:
-        for owner, attribute, sound in reversed(undo):
-            setattr(owner, attribute, sound)
 
 
 def _forget_statements() -> None:
@@ -97,317 +50,6 @@ def _forget_statements() -> None:
         for found in vars(module).values():
             if hasattr(found, "cache_clear"):
                 found.cache_clear()
-
-
-# --- tools ----------------------------------------------------------------------------------------
-
-
-def _without(*dropped: str) -> Callable[..., Any]:
-    """The guard without some of its conditions; they stay in the text, since they bind parameters."""
-
-    def guard(leased: Leased, held: Held, now: Any = None) -> Any:
-        same: Any = leased.key.in_(held.id) if held.listed else leased.key == held.id
-        if held.listed:
-            marks = tuple_(leased.key, leased.owner, leased.fence).in_(held.fence)
-            conditions = [or_(marks, same) if dropped else marks]
-        else:
-            checks = {"owner": leased.owner == held.owner, "fence": leased.fence == held.fence}
-            conditions = [or_(check, same) if name in dropped else check for name, check in checks.items()]
-        if now is not None:
-            conditions.append(or_(leased.until > now, same) if "time" in dropped else leased.until > now)
-        return and_(same, *conditions)
-
-    return guard
-
-
-def _sound(build: Any) -> Callable[..., Any]:
-    """The builder behind its memory, or as it is."""
-    return getattr(build, "__wrapped__", build)  # type: ignore[no-any-return]
-
-
-def _guarded(module: ModuleType, name: str, guard: Callable[..., Any]) -> Patch:
-    """A builder of statements that takes this guard instead."""
-    build = _sound(getattr(module, name))
-
-    def faulty(*args: Any) -> Any:
-        with _set([(module, "guard", guard)]):
-            return build(*args)
-
-    return module, name, faulty
-
-
-def _changed(module: ModuleType, name: str, change: Callable[..., Any]) -> Patch:
-    """A builder whose result is changed; ``change`` gets it, and the builder's arguments."""
-    build = _sound(getattr(module, name))
-    return module, name, lambda *args: change(build(*args), *args)
-
-
-def _assigning(column: str, value: Any) -> Callable[..., Any]:
-    """Changes a transition so that it writes this value as well."""
-    return lambda made, jobs, *_: replace(made, values=[*made.values, (jobs.table.c[column], value)])
-
-
-def _dropping(*columns: str) -> Callable[..., Any]:
-    """Changes a list of assignments so that it leaves these columns as they are."""
-    return lambda pairs, *_: [pair for pair in pairs if pair[0].name not in columns]
-
-
-# --- the guard ------------------------------------------------------------------------------------
-
-
-@_fault(stages.machine, "completion asks for the id alone")
-def _complete_by_id() -> Patches:
-    yield _guarded(job_sql, "complete", _without("owner", "fence", "time"))
-
-
-@_fault(stages.machine, "completion asks for the owner, not for the fence")
-def _complete_by_owner() -> Patches:
-    yield _guarded(job_sql, "complete", _without("fence"))
-
-
-@_fault(stages.machine, "completion asks for the fence, not for the owner")
-def _complete_by_fence() -> Patches:
-    yield _guarded(job_sql, "complete", _without("owner"))
-
-
-@_fault(stages.machine, "completion of many asks for the ids alone")
-def _complete_many_by_id() -> Patches:
-    for name in ("_many_as_arrays", "_many_listed", "_locked_listed"):
-        yield _guarded(leases, name, _without("owner", "fence"))
-
-
-@_fault(stages.machine, "an attempt may complete after its lease has run out")
-def _complete_late() -> Patches:
-    yield _guarded(job_sql, "complete", _without("time"))
-
-
-@_fault(stages.machine, "release asks for the owner, not for the fence")
-def _release_by_owner() -> Patches:
-    yield _guarded(job_sql, "give_back", _without("fence"))
-
-
-@_fault(stages.machine, "a renewal revives a lease that has run out")
-def _renew_revives() -> Patches:
-    for name in ("_renew", "_until"):
-        yield _guarded(leases, name, _without("time"))
-
-
-@_fault(stages.machine, "a lease is still valid at its very end (>= for >)")
-def _valid_at_the_end() -> Patches:
-    def guard(leased: Leased, held: Held, now: Any = None) -> Any:
-        sound = leases_guard(leased, held)
-        return sound if now is None else and_(sound, leased.until >= now)
-
-    leases_guard = leases.guard
-    for module in (leases, job_sql, row_leases):
-        yield module, "guard", guard
-
-
-@_fault(stages.machine, "a lease can be claimed only after its very end (< for <=)")
-def _free_after_the_end() -> Patches:
-    def later(made: Transition, leased: Leased, given: bool, *_: Any) -> Transition:
-        resting = leased.owner.is_(None) & (leased.until == 0.0)
-        return replace(made, where=and_(made.where, or_(resting, leased.until < clock(NOW, given=given))))
-
-    yield _changed(job_sql, "claim_named", later)
-    yield _changed(job_sql, "promote", later)
-    yield _changed(row_leases, "_claim", later)
-
-
-# --- fence, attempts, deadline --------------------------------------------------------------------
-
-
-@_fault(stages.machine, "the fence starts again when a job is released or retried")
-def _fence_reset_on_release() -> Patches:
-    yield _changed(job_sql, "give_back", lambda made, *_: made.values(fence=0))
-
-
-@_fault(stages.machine, "the fence starts again when a job is set aside")
-def _fence_reset_on_quarantine() -> Patches:
-    yield _changed(job_sql, "set_aside", _assigning("fence", 0))
-
-
-@_fault(stages.machine, "the fence starts again when a job is requeued")
-def _fence_reset_on_requeue() -> Patches:
-    yield _changed(job_sql, "requeue", lambda made, *_: made.values(fence=0))
-
-
-@_fault(stages.machine, "a purge deletes the row of a named id, fence and all")
-def _fence_lost_by_purge() -> Patches:
-    def deleting(made: tuple[Transition, ...], *_: Any) -> tuple[Transition, ...]:
-        return tuple(replace(transition, values=None) for transition in made)
-
-    yield _changed(job_sql, "purge", deleting)
-
-
-@_fault(stages.machine, "a purged id is reborn with fence 0")
-def _fence_reset_on_revival() -> Patches:
-    yield enqueue, "make", lambda *args: [SimpleNamespace(fence=0) for _ in leases.make(*args)]
-
-
-@_fault(stages.machine, "attempts are counted when they fail, so a worker that dies is not counted")
-def _attempts_counted_at_failure() -> Patches:
-    def counting(made: Any, jobs: Leased, timed: bool, *_: Any) -> Any:
-        return made.values(attempts=jobs.table.c.attempts + 1) if timed else made
-
-    yield _changed(job_sql, "_grant", _dropping("attempts"))
-    yield _changed(job_sql, "give_back", counting)
-
-
-@_fault(stages.machine, "a job whose attempts are used up gets another fence")
-def _poison_is_not_capped() -> Patches:
-    def alive(jobs: Leased, now: Any) -> Any:
-        return or_(jobs.table.c.deadline.is_(None), jobs.table.c.deadline > now)
-
-    yield job_sql, "_alive", alive
-
-
-@_fault(stages.machine, "a lease outlives the job's deadline")
-def _lease_outlives_the_deadline() -> Patches:
-    yield Leased, "end", lambda leased, now: now + leases.TTL
-
-
-# --- states and order -----------------------------------------------------------------------------
-
-
-@_fault(stages.machine, "promotion leaves the owner, so that the late one can still give the job back")
-def _promotion_keeps_the_owner() -> Patches:
-    yield _changed(job_sql, "promote", lambda made, *_: replace(made, values=_dropping("owner")(made.values)))
-
-
-@_fault(stages.machine, "a cancelled or quarantined job keeps its lease and can be completed")
-def _cancel_keeps_the_lease() -> Patches:
-    yield _changed(job_sql, "_bury", _dropping("owner", "until"))
-
-
-@_fault(stages.machine, "ready jobs are taken by age, whatever their priority")
-def _priority_is_ignored() -> Patches:
-    yield _changed(job_sql, "take", lambda made, jobs, *_: replace(made, order=(jobs.table.c.seq,)))
-
-
-@_fault(stages.machine, "a claim changes one row more than it was asked for")
-def _one_too_many() -> Patches:
-    sound = claims.Jobs._take
-    yield claims.Jobs, "_take", lambda jobs, wanted, limit: sound(jobs, wanted, limit + 1)
-
-
-@_fault(stages.machine, "enqueue puts a new row in the place of one that exists")
-def _enqueue_overwrites() -> Patches:
-    sound = enqueue.Enqueue.one
-
-    def one(self: enqueue.Enqueue, new: dict[str, Any]) -> str | None:
-        table = self._jobs.table
-        self._tx.execute(delete(table).where(table.c.id == new["new_id"]))
-        return sound(self, new)
-
-    yield enqueue.Enqueue, "one", one
-
-
-# --- races ----------------------------------------------------------------------------------------
-
-
-@_fault(stages.races, "a claim selects, and then updates by the primary key alone")
-def _claim_by_select_then_update() -> Patches:
-    def claim_many(
-        self: Store, owner: str | None = None, *, ttl: float, limit: int, now: float, **where: Any
-    ) -> list[JobLease]:
-        def found(tx: Any) -> list[str]:
-            jobs = tx.tables["fenced_jobs"].c
-            free = or_(jobs.state == JobState.READY, and_(jobs.state == JobState.LEASED, jobs.until <= now))
-            wanted = [jobs[name] == value for name, value in where.items()]
-            return list(tx.execute(select(jobs.id).where(free, *wanted).limit(limit)).scalars())
-
-        def take(tx: Any, name: str) -> JobLease:
-            leased = job_sql.leased_jobs(tx.tables["fenced_jobs"])
-            sound = job_sql.claim_named(leased, True)
-            alone = replace(sound, where=leased.key == name)
-            rows = leases.make(tx, alone, {"new_owner": self.who(owner), "ttl": ttl, "now": now})
-            return job_sql.lease(rows[0])
-
-        names = self.run(found)
-        return [self.run(lambda tx, name=name: take(tx, name)) for name in names]  # type: ignore[misc]
-
-    def claim(self: Store, owner: str | None = None, *, ttl: float, now: float, **where: Any) -> Any:
-        return next(iter(claim_many(self, owner, ttl=ttl, limit=1, now=now, **where)), None)
-
-    yield Store, "claim_many", claim_many
-    yield Store, "claim", claim
-
-
-@_fault(stages.races, "the fence is raised in one transaction and read in another")
-def _fence_read_later() -> Patches:
-    sound = Store.claim
-
-    def claim(self: Store, *args: Any, **kwargs: Any) -> Any:
-        lease = sound(self, *args, **kwargs)
-        record = self.get(lease.id) if lease else None
-        return replace(lease, fence=record.fence) if lease and record else None
-
-    yield Store, "claim", claim
-
-
-@_fault(stages.races, "a sweep reads its candidates, and then updates them by id alone")
-def _sweep_by_id() -> Patches:
-    def sweep(self: Store, *, limit: int = 1000, now: float) -> int:
-        def found(tx: Any) -> list[str]:
-            jobs = tx.tables["fenced_jobs"].c
-            ready = and_(jobs.state == JobState.READY, jobs.deadline <= now)
-            return list(tx.execute(select(jobs.id).where(ready).limit(limit)).scalars())
-
-        def quarantine(tx: Any, names: list[str]) -> int:
-            table = tx.tables["fenced_jobs"]
-            buried = update(table).where(table.c.id.in_(names)).values(state=JobState.QUARANTINED.value)
-            return int(tx.execute(buried).rowcount)
-
-        names = self.run(found)
-        return self.run(lambda tx: quarantine(tx, names))
-
-    yield Store, "sweep", sweep
-
-
-# --- transactions ---------------------------------------------------------------------------------
-
-
-class _NoToken:
-    """The guard comes last, and that is all."""
-
-    def __init__(self, session: Any, connection: Any) -> None:
-        self._session = session
-
-    def redeem(self) -> None:
-        self._session.flush()
-
-    def close(self) -> None:
-        pass
-
-
-@_fault(stages.transactions, "no savepoint proves that the handler's transaction is the one it began with")
-def _no_token() -> Patches:
-    yield stores, "Token", _NoToken
-
-
-def _goes_on_after_errors(can: Capabilities) -> bool:
-    """A transaction that is aborted by an error lets no savepoint go: there the token alone suffices."""
-    return not can.arrays
-
-
-@_fault(stages.transactions, "errors that the handler swallowed are not watched for", _goes_on_after_errors)
-def _swallowed_errors() -> Patches:
-    yield transaction._Watch, "require_no_failure", lambda self: None
-
-
-@_fault(stages.transactions, "the business writes are committed, and then the job is completed")
-def _completion_apart() -> Patches:
-    sound = Store.in_session
-
-    @contextmanager
-    def in_session(self: Store, session: Any, *last: Any, subject: Any = None) -> Iterator[Any]:
-        with sound(self, session) as uow:
-            yield uow
-        with self._new_session() as another, sound(self, another, *last):
-            pass
-
-    yield Store, "in_session", in_session
 
 
 # --- finding them ---------------------------------------------------------------------------------
@@ -436,34 +78,43 @@ def hunt(name: str, store: Store, **options: Any) -> Caught | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Plant each fault on the database of ``--url`` and print what caught it; 1 if one was missed."""
-    parser = argparse.ArgumentParser(prog="python -m fencedjobs.testing.faults", description=main.__doc__)
-    parser.add_argument("--url", required=True, help="a database of its own, whose jobs may be deleted")
-    parser.add_argument(
-        "--examples", type=int, default=300, help="most examples of the machine for one fault"
-    )
+    """Plant each fault on each database, and print as a table what it took to catch it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fencedjobs.testing.faults", description=main.__doc__,
+        epilog="The exit code is 1 if a fault was missed, or a sound store blamed.",
+    )  # fmt: skip
+    parser.add_argument("--url", action="append", required=True, help="an empty database; may be repeated")
+    parser.add_argument("--examples", type=int, default=300, help="at most, of the machine for one fault")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=list(FAULTS), choices=list(FAULTS), metavar="FAULT")
     asked = parser.parse_args(arguments)
-    engine = create_engine(asked.url)
-    schema.upgrade(engine)
-    store = Store(engine)
-    if store.counts():
-        parser.error("the database has jobs in it")
-    missed = [name for name in asked.only if not _report(FAULTS[name], store, asked)]
-    engine.dispose()
-    return 1 if missed else 0
+    opened = [Store(create_engine(url)) for url in asked.url]
+    for store in opened:
+        schema.upgrade(store.transactions.engine)
+        if store.counts():
+            parser.error(f"there are jobs in {store.transactions.engine.url!r}")
+    names = (store.transactions.engine.url.get_backend_name() for store in opened)
+    sys.stdout.write(
+        f"| fault | what it does | stage | {' | '.join(names)} |\n|---|---|---|{'---|' * len(opened)}\n"
+    )
+    good = [_line(FAULTS[name], opened, asked) for name in asked.only]
+    for store in opened:
+        store.transactions.engine.dispose()
+    return 0 if all(good) else 1
 
 
-def _report(fault: Fault, store: Store, asked: argparse.Namespace) -> bool:
-    """One line of the table; whether the fault was caught, if it can occur here."""
+def _line(fault: Fault, opened: list[Store], asked: argparse.Namespace) -> bool:
+    """One line of the table; whether the fault was caught wherever it can occur, and nowhere else."""
     options = {"examples": asked.examples, "start": asked.seed} if fault.stage == "machine" else {}
-    caught = hunt(fault.name, store, **options) if fault.occurs_on(store) else None
-    ended = f"{caught.effort}; {caught.seconds:.1f} s" if caught else "MISSED"
-    ended = ended if fault.occurs_on(store) else "cannot occur"
-    sys.stdout.write(f"| {fault.name} | {fault.told} | {fault.stage} | {ended} |\n")
+    caught = [hunt(fault.name, store, **options) for store in opened]
+    occurs = [fault.occurs_on(store) for store in opened]
+    cells = [
+        str(one.effort) if one else "missed" if due else "cannot occur"
+        for one, due in zip(caught, occurs, strict=True)
+    ]
+    sys.stdout.write(f"| {fault.name} | {fault.told} | {fault.stage} | {' | '.join(cells)} |\n")
     sys.stdout.flush()
-    return caught is not None or not fault.occurs_on(store)
+    return [one is not None for one in caught] == occurs
 
 
 if __name__ == "__main__":

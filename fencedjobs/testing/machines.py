@@ -108,7 +108,7 @@ _ttls = _one_of(1.0, 2.5, 10.0, 1e-6)
 _forged = _one_of(None, None, None, None, None, "owner", "younger", "older", "id")
 _leases = st.builds(Past, _one_of(0, 0, 0, 1, 1, 2, 3, 5), _forged)
 _ends = _one_of("complete", "complete", "fail", "release", "renew")
-_few_leases = st.lists(_leases, max_size=3)
+_few_leases = st.lists(_leases, max_size=4)
 
 
 @st.composite
@@ -359,9 +359,9 @@ class JobMachine(RuleBasedStateMachine):
         self.both("complete_many", leases, given, now=self.now)
 
     def _several(self, pasts: list[Past]) -> list[JobLease]:
-        """Leases of different jobs: the contract does not say what two of one job in one call are."""
+        """Each once: the contract does not say what the same lease twice in one call is."""
         leases = (past.among(self.leases) for past in pasts)
-        return list({lease.id: lease for lease in leases if lease is not None}.values())
+        return list({(lease.id, lease.owner, lease.fence): lease for lease in leases if lease}.values())
 
     def completing(self, past: Past, result: Any, job: dict[str, Any], breaks: bool) -> None:
         """Business writes and the completion: together, or neither. The write is a follow-up job."""

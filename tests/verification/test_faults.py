@@ -14,8 +14,9 @@ from sqlalchemy import create_engine, event
 
 from fencedjobs import Store
 from fencedjobs.testing import faults, stages
-from fencedjobs.testing.faults import FAULTS, hunt, planted
+from fencedjobs.testing.faults import hunt, planted
 from fencedjobs.testing.machines import Effort, Past, Step, job_machine
+from fencedjobs.testing.mistakes import FAULTS
 from fencedjobs.testing.model import Disagreement
 from tests.databases import Database
 

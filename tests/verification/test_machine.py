@@ -21,7 +21,7 @@ from tests.databases import Database
 
 # Each example is a hundred transactions or more on a real server, so no time per example is too long.
 FEW = settings(
-    max_examples=6, stateful_step_count=30, derandomize=True, deadline=None, database=None,
+    max_examples=5, stateful_step_count=25, derandomize=True, deadline=None, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 NIGHTLY = settings(FEW, max_examples=10_000, stateful_step_count=50, derandomize=False)

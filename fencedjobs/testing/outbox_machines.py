@@ -1,0 +1,555 @@
+"""A Hypothesis state machine over outbox, relay and inbox, with relays that die, on a real database.
+
+    TestOutbox = outbox_machine(engine).TestCase
+
+Each step does the same to the store and to the oracle (`outbox_model`) and compares answers, every event
+that is sent, and all rows. While an event is being sent a relay may be killed, be overtaken by its lease's
+end or by a rival, be stopped, and meet an operator who sets aside, mends and requeues what it has read. The
+clock is the machine's.
+
+A relay is killed by taking its power away: from one statement, or COMMIT, to the next none of its reaches
+the database. The tables of outbox, inbox and locks must be empty, and nobody else may work on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from sqlalchemy import Engine, delete, event, func, select
+
+from fencedjobs.errors import InboxConflict, LeaseLost, NotAcknowledged, OutboxConflict
+from fencedjobs.metrics import Observed
+from fencedjobs.models import Base, InboxMessage, Job, Lock, OutboxEvent
+from fencedjobs.relay import Relay, dispatch
+from fencedjobs.retry import Retry
+from fencedjobs.store import Store
+from fencedjobs.testing import outbox_model as oracle
+from fencedjobs.testing.outbox_model import Became, Disagreement, same
+from fencedjobs.values import Event
+
+NAMES: Final = ("a", "A", "a ", "\u00e1", "a\u0301", "b")
+LANES: Final = ("default", "Default")
+VALUES: Final = (
+    None,
+    1,
+    1.0,
+    True,
+    {"qty": 7, "of": ["a"]},
+    {"of": ["a"], "qty": 7},
+    {"qty": 7.0, "of": ["a"]},
+)
+SOURCES: Final = ("", "shop")
+RIVAL: Final = "rival"
+TTL: Final = 60.0
+_TABLES: Final = tuple(Base.metadata.tables[m.__tablename__] for m in (OutboxEvent, InboxMessage, Lock, Job))
+
+
+# --- what an example is made of -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that is done, printed as it is made."""
+
+    do: str
+    arguments: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"{self.do}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
+
+
+@dataclass(frozen=True)
+class Act:
+    """What happens to one event while it is being sent."""
+
+    answer: str = "ack"  #: ack, refuse, raise
+    meanwhile: tuple[Step, ...] = ()
+    delivered: bool = True
+    spoil: bool = False
+    stop: bool = False
+    crash: str | None = None
+
+
+def _one_of(*values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(values)
+
+
+def _step(do: str, /, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
+    return st.builds(Step, st.just(do), st.fixed_dictionaries(arguments))
+
+
+_names, _lanes, _values = _one_of(*NAMES), _one_of(*LANES), _one_of(*VALUES)
+_CLOCK: Final = [_step("creep", by=_one_of(0.25, TTL - 1)), _step("jump", side=_one_of(0, 0, -1, 1))]
+_OPERATE: Final = _step(
+    "operate", what=_one_of("quarantine", "requeue", "mend", "redo"), name=_names, payload=_values
+)
+_RIVALS: Final = [
+    _step("rival_holds", lane=_lanes, ttl=_one_of(1.0, TTL)),
+    _step("rival_dispatches", lane=_lanes, fails=st.booleans()),
+]
+_MEANWHILE: Final = st.lists(st.one_of(*_CLOCK, _OPERATE, *_RIVALS), max_size=3).map(tuple)
+_CRASHES: Final = (
+    None,
+    None,
+    None,
+    None,
+    "before send",
+    "after send",
+    "after ack",
+    "before commit",
+    "after commit",
+)
+_acts = st.builds(
+    Act, answer=_one_of("ack", "ack", "ack", "refuse", "raise"), meanwhile=st.one_of(st.just(()), _MEANWHILE),
+    delivered=_one_of(True, True, False), spoil=st.booleans(), stop=_one_of(False, False, False, True),
+    crash=_one_of(*_CRASHES),
+)  # fmt: skip
+_scripts = st.lists(_acts, max_size=5)
+_ADD: Final = _step(
+    "add", name=_names, payload=_values, topic=_one_of("t", "t", "T"), lane=_one_of(*LANES[:1] * 3, LANES[1]),
+    way=_one_of("store", "commit", "commit", "rollback", "savepoint"),
+)  # fmt: skip
+_RUNS: Final = [
+    _step("dispatch", lane=_lanes, limit=_one_of(1, 2, 16), script=_scripts),
+    _step(
+        "relay", lanes=_one_of(LANES[:1], LANES, LANES[::-1]), mark_every=_one_of(1, 2, 3),
+        max_attempts=_one_of(None, 2, 3), limit=_one_of(1, 16), script=_scripts,
+    ),
+]  # fmt: skip
+_OTHERS: Final = [
+    _step("look", lane=_lanes, limit=_one_of(1, 2, 16)),
+    _step("purge", ago=_one_of(0.0, -1.0, TTL), limit=_one_of(1, 9)),
+    _step(
+        "deliver", name=_names, payload=_values, source=_one_of(*SOURCES), fence=_one_of(None, 1, 5),
+        breaks=_one_of(False, False, True),
+    ),
+    _step("forget", older_than=_one_of(0.0, TTL), limit=_one_of(1, 9)),
+]  # fmt: skip
+_STEPS: Final = st.one_of(_ADD, _ADD, *_RUNS, *_RUNS, *_RUNS, *_CLOCK, _OPERATE, *_RIVALS, *_OTHERS)
+
+
+# --- power ----------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The relay is dead: nothing that it tries from now on reaches the database."""
+
+
+class Power:
+    """The power of one relay, on an engine of its own that shares the pool of the given one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine.execution_options()
+        self._on = True
+        self._armed: str | None = None
+        event.listen(self.engine, "before_cursor_execute", self._before)
+        event.listen(self.engine, "commit", lambda _: self._commits())
+
+    def back(self) -> None:
+        """For the next relay."""
+        self._on, self._armed = True, None
+
+    def cut(self) -> None:
+        """Now."""
+        self._on = False
+
+    def cut_at_commit(self, when: str) -> None:
+        """``before commit``, or ``after commit``: the next one."""
+        self._armed = when
+
+    def _before(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement == "ROLLBACK":  # what the server does for a client that is gone
+            return
+        if not self._on:
+            raise Killed
+        if statement == "COMMIT":
+            self._commits()
+
+    def _commits(self) -> None:
+        if self._armed is not None:
+            self._on = False
+        if self._armed == "before commit":
+            raise Killed
+
+
+# --- a relay and its oracle -----------------------------------------------------------------------
+
+
+class Cut(Exception):
+    """What a sender raises."""
+
+
+class Run:
+    """The sender of a relay that is being watched: it knows from the oracle what must be sent next."""
+
+    def __init__(self, machine: _OutboxMachine, how: oracle.Options, script: list[Act]) -> None:
+        self._machine = machine
+        self._script = list(script)
+        self.relay = oracle.Relay(machine.outbox, how, lambda: machine.now)
+        self.relaying: oracle.Relaying
+        self._last: Became | None = None
+        self._act = Act()
+        self.stop: Callable[[], None] = lambda: None
+        self.expected: Any = None  #: what the run must return or raise, once it is over
+        self.raised: BaseException | None = None
+        self.broken: AssertionError | None = None
+        self.dead = False
+
+    def send(self, sent: Event) -> Any:
+        """Compare, and do what the script says."""
+        try:
+            return self._send(sent)
+        except AssertionError as broken:  # to the relay that would be a failure like any other
+            self.broken = broken
+            self._machine.power.cut()
+            raise Killed from broken
+
+    def _send(self, sent: Event) -> Any:
+        wanted = self._advance()
+        if wanted is None:
+            raise Disagreement(f"{sent} was sent, expected {self.expected!r}")
+        self._machine.compare_event(sent, wanted)
+        self._turn.begin()
+        act = self._act = self._script.pop(0) if self._script else Act()
+        self._dies_at(act, "before send")
+        if act.delivered or act.answer == "ack":
+            self._machine.deliver(sent.id, sent.payload, "", sent.fence, breaks=False)
+        for step in act.meanwhile:
+            self._machine.perform(step)
+        self._dies_at(act, "after send")
+        if act.stop:
+            self.stop()
+        self._last = Became(act.answer == "ack", act.stop)
+        if act.spoil:
+            _spoil(sent)
+        if act.answer == "raise":
+            self.raised = Cut("no answer")
+            raise self.raised
+        if act.answer == "ack":
+            self._arm(act)
+        return act.answer == "ack" or 1
+
+    def after(self, delivered: Event) -> None:
+        """The hook after an acknowledgement."""
+        _spoil(delivered)
+        self._dies_at(self._act, "after ack")
+
+    def observe(self, what: Observed, /, **facts: Any) -> None:
+        """Nobody looks."""
+
+    def over(self, got: Any) -> None:
+        """What the run returned or raised must be what the oracle says, and the oracle must be at its end."""
+        if self.broken is not None:
+            raise self.broken
+        if self.dead:
+            self._die()
+            _agree("the run", type(got), Killed)
+            return
+        wanted = self._advance()
+        if wanted is not None:
+            raise Disagreement(f"it ended with {got!r}, but {wanted} was still to be sent")
+        if isinstance(self.expected, LeaseLost):
+            _agree("the lane", type(got), LeaseLost)
+        elif isinstance(self.expected, oracle.Unsent):
+            if self.raised is not None:
+                _agree("the sender's error", got, self.raised)
+            else:
+                _agree("a wrong acknowledgement", type(got), NotAcknowledged)
+        else:
+            _agree("the number sent", got, self.expected)
+
+    @property
+    def _turn(self) -> oracle.Turn:
+        turn = self.relay.turn
+        assert turn is not None
+        return turn
+
+    def _advance(self) -> Event | None:
+        """Tell the oracle what became of the last event; what must be sent now."""
+        try:
+            return next(self.relaying) if self._last is None else self.relaying.send(self._last)
+        except StopIteration as end:
+            self.expected = end.value
+        except (LeaseLost, oracle.Unsent) as end:
+            self.expected = end
+        return None
+
+    def _dies_at(self, act: Act, point: str) -> None:
+        if act.crash == point:
+            self._machine.power.cut()
+            self.dead = True
+            raise Killed
+
+    def _arm(self, act: Act) -> None:
+        """Die at the COMMIT of the mark, if there will be one."""
+        turn, now = self._turn, self._machine.now
+        if act.crash in ("before commit", "after commit") and turn.marks_next() and turn.keeps_lane(now):
+            self._machine.power.cut_at_commit(act.crash)
+            self.dead = True
+
+    def _die(self) -> None:
+        if self._act.crash == "after commit":
+            self._turn.acknowledged(self._machine.now)
+            self._turn.die(counted=True)
+
+
+def _spoil(copy: Event) -> None:
+    if isinstance(copy.payload, dict):
+        copy.payload.clear()
+    for name in ("id", "lane", "topic"):
+        object.__setattr__(copy, name, "b")
+    object.__setattr__(copy, "seq", copy.seq + 1)
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+class _OutboxMachine(RuleBasedStateMachine):
+    """What each step does; `outbox_machine` gives it an engine."""
+
+    engine: Engine
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1_764_000_000.25
+        self.store = Store(self.engine, clock=lambda: self.now)
+        self.power = Power(self.engine)
+        self.relay_store = Store(self.power.engine, clock=lambda: self.now)
+        self.outbox = oracle.OutboxModel()
+        self.inbox = oracle.InboxModel()
+        if self._count_rows():
+            raise ValueError("the machine needs empty tables of outbox, inbox, locks and jobs")
+
+    @initialize(names=st.lists(_names, min_size=2, max_size=5, unique=True))
+    def start(self, names: list[str]) -> None:
+        """Some events on one lane."""
+        for name in names:
+            self.add(name, {"qty": 7, "of": ["a"]}, "t", LANES[0], "store")
+
+    @rule(do=_STEPS)
+    def step(self, do: Step) -> None:
+        """One thing on both sides, and then all rows."""
+        self.perform(do)
+        self.compare()
+
+    def teardown(self) -> None:
+        """Delete the rows of the example."""
+        with self.engine.begin() as connection:
+            for table in _TABLES:
+                connection.execute(delete(table))
+
+    def perform(self, do: Step) -> None:
+        """Do it on both sides."""
+        getattr(self, do.do)(**do.arguments)
+
+    # --- comparing --------------------------------------------------------------------------------
+
+    def compare(self) -> None:
+        """Every row of every table."""
+        events = {name: self.store.outbox.get(name) for name in NAMES}
+        self.outbox.agree(events, {lane: self.store.locks.get(f"outbox:{lane}") for lane in LANES})
+        _agree("the lanes", self.store.outbox.stats(), self.outbox.stats(self.now))
+        _agree("the inbox", self._messages(), {
+            key: (m.received_at, m.fence, m.duplicates, m.conflicts) for key, m in self.inbox.messages.items()
+        })  # fmt: skip
+        _agree("its stats", self.store.inbox.stats(), self.inbox.stats())
+        _agree("the effects", self._effects(), self.inbox.effects)
+
+    def compare_event(self, sent: Event, wanted: Event) -> None:
+        """What is sent must be this event, as it was added or mended."""
+        record = self.store.outbox.get(wanted.id)
+        seq = None if record is None else record.seq
+        if replace(sent, payload=None, seq=0) != replace(wanted, payload=None, seq=0):
+            raise Disagreement(f"{sent} was sent, expected {wanted}")
+        if sent.seq != seq or not same(sent.payload, wanted.payload):
+            raise Disagreement(f"{sent} was sent, expected {wanted} with seq {seq}")
+
+    def _messages(self) -> dict[tuple[str, str], tuple[Any, ...]]:
+        c = _TABLES[1].c
+        reading = select(c.source, c.id, c.received_at, c.fence, c.duplicates, c.conflicts)
+        with self.engine.connect() as connection:
+            return {(row[0], row[1]): tuple(row[2:]) for row in connection.execute(reading)}
+
+    def _effects(self) -> dict[tuple[str, str], int]:
+        c = _TABLES[3].c
+        with self.engine.connect() as connection:
+            found = connection.execute(select(c.kind, c.key, func.count()).group_by(c.kind, c.key))
+            return {(row[0], row[1]): row[2] for row in found}
+
+    def _count_rows(self) -> int:
+        with self.engine.connect() as connection:
+            return sum(connection.scalar(select(func.count()).select_from(t)) or 0 for t in _TABLES)
+
+    # --- the clock --------------------------------------------------------------------------------
+
+    def creep(self, by: float) -> None:
+        """Time goes on."""
+        self.now += by
+
+    def jump(self, side: int) -> None:
+        """To the end of a lane's lease, or to the number next to it."""
+        ends = [_beside(lane.until, side) for lane in self.outbox.lanes.values() if lane.owner is not None]
+        self.now = min((end for end in ends if end > self.now), default=self.now)
+
+    # --- adding, looking, operating ---------------------------------------------------------------
+
+    def add(self, name: str, payload: Any, topic: str, lane: str, way: str) -> None:
+        """By the store, or in a transaction that is committed, rolled back, or has a savepoint undone."""
+        new: dict[str, Any] = {"topic": topic, "lane": lane, "headers": {"h": name}}
+        undone = way in ("rollback", "savepoint")
+        model = deepcopy(self.outbox) if undone else self.outbox
+        want = _answer(model.add, name, payload, now=self.now, **new)
+        if way == "store":
+            got = _answer(self.store.outbox.add, name, payload, **new)
+        else:
+            got = self._add_in_block(name, payload, new, way)
+        _agree("add", got, want)
+
+    def _add_in_block(self, name: str, payload: Any, new: dict[str, Any], way: str) -> Any:
+        got: Any = None
+        with suppress(_Broken, OutboxConflict), self.store.begin() as uow:
+            savepoint = uow.session.begin_nested() if way == "savepoint" else None
+            got = _answer(uow.outbox.add, name, payload, **new)
+            if savepoint is not None:
+                savepoint.rollback()
+            if way == "rollback":
+                raise _Broken
+        return got
+
+    def look(self, lane: str, limit: int) -> None:
+        """What is next, in its order."""
+        found = [one.id for one in self.store.outbox.pending(limit, lane)]
+        _agree("pending", found, self.outbox.pending(limit, lane))
+
+    def operate(self, what: str, name: str, payload: Any) -> None:
+        """Set aside, let in again, mended or not."""
+        if what in ("quarantine", "mend", "redo"):
+            why = {"reason": "it chokes"}
+            _agree(what, self.store.outbox.quarantine(name, **why), self.outbox.quarantine(name, **why))
+        if what != "quarantine":
+            mended = {"payload": payload} if what == "mend" else {}
+            said: dict[str, Any] = {"by": "ann", "reason": "mended", "now": self.now, **mended}
+            _agree(what, self.store.outbox.requeue(name, **said), self.outbox.requeue(name, **said))
+
+    def purge(self, ago: float, limit: int) -> None:
+        """Sent events are forgotten."""
+        before = {"before": self.now - ago, "limit": limit}
+        got = self.store.outbox.purge(**before)  # type: ignore[arg-type]
+        gone = [name for name in self.outbox.rows if self.store.outbox.get(name) is None]
+        _agree("purge", got, self.outbox.purge(**before, gone=gone))  # type: ignore[arg-type]
+
+    # --- relays -----------------------------------------------------------------------------------
+
+    def dispatch(self, lane: str, limit: int, script: list[Act]) -> None:
+        """One batch."""
+        run = Run(self, oracle.Options("relay", limit, TTL), script)
+        run.relaying = run.relay.dispatching(lane)
+        with self._powered():
+            got = _outcome(
+                dispatch, self.relay_store, run.send, lane=lane, owner="relay", limit=limit, ttl=TTL,
+                after_delivery=run.after,
+            )  # fmt: skip
+            run.over(got)
+
+    def relay(
+        self, lanes: tuple[str, ...], mark_every: int, max_attempts: int | None, limit: int, script: list[Act]
+    ) -> None:
+        """A relay until its lanes are empty, it is stopped, or it is killed."""
+        how = oracle.Options("relay", limit, TTL, mark_every, max_attempts)
+        run = Run(self, how, script)
+        run.relaying = run.relay.relaying([*lanes])
+        relay = Relay(
+            self.relay_store, run.send, lanes=lanes, owner="relay", limit=limit, ttl=TTL,
+            mark_every=mark_every, max_attempts=max_attempts, poll=0.0, retry=Retry(base=0.0),
+            observe=run.observe,
+        )  # fmt: skip
+        run.stop = relay.stop
+        with self._powered():
+            run.over(_outcome(relay.run, until_empty=True))
+
+    def rival_holds(self, lane: str, ttl: float) -> None:
+        """Another relay takes the lane, if it can, and dies."""
+        got = self.store.locks.claim(f"outbox:{lane}", RIVAL, ttl=ttl)
+        want = self.outbox.lanes.setdefault(lane, oracle.Lane()).claim(RIVAL, ttl, self.now)
+        _agree("the rival's claim", got is not None, want)
+
+    def rival_dispatches(self, lane: str, fails: bool) -> None:
+        """Another relay has its turn on the lane, if it can."""
+        run = Run(
+            self, oracle.Options(RIVAL, 16, TTL), [Act(answer="raise", delivered=False)] if fails else []
+        )
+        run.relaying = run.relay.dispatching(lane)
+        run.over(_outcome(dispatch, self.store, run.send, lane=lane, owner=RIVAL, ttl=TTL))
+
+    @contextmanager
+    def _powered(self) -> Iterator[None]:
+        self.power.back()
+        try:
+            yield
+        finally:
+            self.power.back()
+
+    # --- the inbox --------------------------------------------------------------------------------
+
+    def deliver(self, name: str, payload: Any, source: str, fence: int | None, breaks: bool) -> None:
+        """A message and its effect, together or not at all."""
+        got: Any = None
+        with suppress(_Broken, InboxConflict), self.store.begin() as uow:
+            got = InboxConflict
+            got = uow.inbox.accept(name, payload, source=source, fence=fence)
+            if got:
+                uow.jobs.enqueue(kind=source, key=name)
+            if breaks:
+                raise _Broken
+        model = deepcopy(self.inbox) if breaks and got is not InboxConflict else self.inbox
+        try:
+            want: Any = model.accept(name, payload, source=source, fence=fence, now=self.now)
+        except InboxConflict:
+            want = InboxConflict
+        _agree("accept", got, want)
+
+    def forget(self, older_than: float, limit: int) -> None:
+        """Old messages are forgotten; then they are new again."""
+        got = self.store.inbox.purge(older_than, limit)
+        gone = self.inbox.messages.keys() - self._messages().keys()
+        _agree("purge", got, self.inbox.purge(older_than, limit, now=self.now, gone=gone))
+
+
+class _Broken(Exception):
+    """What the block of an example raises."""
+
+
+def _answer(verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return verb(*args, **kwargs)
+    except OutboxConflict as conflict:
+        return ("conflict", conflict.id)
+
+
+def _outcome(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What it returned, or raised as its answer."""
+    try:
+        return run(*args, **kwargs)
+    except (Killed, Cut, LeaseLost, NotAcknowledged) as end:
+        return end
+
+
+def _agree(what: str, got: Any, want: Any) -> None:
+    if got != want:
+        raise Disagreement(f"{what}: got {got!r}, expected {want!r}")
+
+
+def _beside(instant: float, side: int) -> float:
+    return math.nextafter(instant, math.copysign(math.inf, side)) if side else instant
+
+
+def outbox_machine(engine: Engine) -> type[RuleBasedStateMachine]:
+    """A state machine for this database; ``outbox_machine(engine).TestCase`` is a test for pytest."""
+    return type("OutboxMachine", (_OutboxMachine,), {"engine": engine})
