@@ -84,7 +84,7 @@ class Delivery:
             case "failed":
                 self._received(warehouse)
                 self._event(relay, event, f"NO ACK: {event['why']}")
-                self._look(self.cut)
+                self._look(event["order"])
                 relay.tell("go on")
 
     def _sends(self, event: dict[str, Any]) -> str:

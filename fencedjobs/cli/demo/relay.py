@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import create_engine
 
@@ -20,6 +20,8 @@ from fencedjobs.senders.http import HttpSender
 from fencedjobs.store import Store
 from fencedjobs.values import Event
 
+_TIMEOUT: Final = 25.0  # seconds; below the patience of the parent, however busy the machine is
+
 
 class Carrier:
     """Sends what is pending, and tells each step."""
@@ -27,7 +29,7 @@ class Carrier:
     def __init__(self, stage: Stage, to: str, ttl: float) -> None:
         self.lane = stage.lane
         self.store = Store(create_engine(stage.url), schema=stage.schema)
-        self._sender = HttpSender(to)
+        self._sender = HttpSender(to, timeout=_TIMEOUT)
         self._ttl = ttl
 
     def send(self, event: Event) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer
 from typing import Any
 
 from sqlalchemy import create_engine, insert, select, update
@@ -19,7 +20,7 @@ from fencedjobs.cli.demo.stage import DELIVERIES, STOCK
 from fencedjobs.store import Store
 
 
-class Warehouse(HTTPServer):
+class Warehouse(TCPServer):
     """Listens on a free local port; ``cut`` is the order, and which delivery of it gets no answer."""
 
     def __init__(self, url: str, cut: tuple[str, int]) -> None:
@@ -69,5 +70,5 @@ class _Delivery(BaseHTTPRequestHandler):
 def play(commands: Commands, *, url: str, cut: str, delivery: int) -> None:
     """Open, tell where, and serve until the parent ends this process."""
     warehouse = Warehouse(url, (cut, delivery))
-    tell("ready", port=warehouse.server_port)
+    tell("ready", port=warehouse.server_address[1])
     warehouse.serve_forever()
