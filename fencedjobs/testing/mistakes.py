@@ -17,6 +17,7 @@ from fencedjobs import claims, enqueue, job_sql, leases, row_leases, transaction
 from fencedjobs import store as stores
 from fencedjobs.dialects import Capabilities, capabilities, clock
 from fencedjobs.leases import NOW, Held, Leased, Transition
+from fencedjobs.retry import Retry
 from fencedjobs.store import Store
 from fencedjobs.testing import stages
 from fencedjobs.values import JobLease, JobState
@@ -269,6 +270,35 @@ def _enqueue_overwrites() -> Patches:
         return sound(self, new)
 
     yield enqueue.Enqueue, "one", one
+
+
+@_fault(stages.machine, "due jobs are promoted latest first, so that the earliest may wait for ever")
+def _latest_due_first() -> Patches:
+    yield _changed(
+        job_sql, "promote", lambda made, jobs, *_: replace(made, order=(jobs.until.desc(), jobs.row))
+    )
+
+
+@_fault(stages.machine, "a sweep takes a job with its last attempt from under a live lease")
+def _sweep_kills_the_living() -> Patches:
+    def more(made: Transition, jobs: Leased, *_: Any) -> Transition:
+        c = jobs.table.c
+        return replace(made, where=or_(made.where, and_(c.owner.is_not(None), c.attempts >= c.max_attempts)))
+
+    yield _changed(job_sql, "sweep", more)
+
+
+@_fault(stages.machine, "a retry waits twice as long as its bound")
+def _retry_beyond_its_bound() -> Patches:
+    sound = Retry.delay
+    yield Retry, "delay", lambda self, attempt, *chance: 2 * sound(self, attempt, *chance)
+
+
+@_fault(stages.machine, "a lock is given to the next one under the same fence")
+def _lock_without_a_fence() -> Patches:
+    yield _changed(
+        row_leases, "_claim", lambda made, *_: replace(made, values=_dropping("fence")(made.values))
+    )
 
 
 # --- races ----------------------------------------------------------------------------------------

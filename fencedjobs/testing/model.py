@@ -234,14 +234,13 @@ class JobModel:
         sure = [row for row in fit if row not in late]
         if len(sure) >= limit:
             chosen = fit[:limit]
-            met = ready[: ready.index(chosen[-1])]
         else:
             chosen = [row for row in fit if row in sure or self._moved(row)][:limit]
-            met = ready
         due = [row for row in self._due(queue, now) if row in wanted and not row.spent(now)]
         left = [row.id for row in (*fit, *due) if row not in chosen]
         told = f"{len(chosen)} were claimed, with limit {limit}, and left are {left}"
         _require(len(chosen) == limit or not left, told)
+        met = ready[: ready.index(chosen[-1])] if len(chosen) == limit else ready
         for row in self._ready(queue):
             if row.spent(now) and (row in met or self._moved(row)):
                 row.set_aside(row.spent(now))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, event
 
-from fencedjobs import Store
+from fencedjobs import Retry, Store
 from fencedjobs.testing import faults, stages
 from fencedjobs.testing.faults import hunt, planted
 from fencedjobs.testing.machines import Effort, Past, Step, job_machine
@@ -31,9 +31,11 @@ def claim(ttl: float = 10.0) -> Step:
     return step("claim_by_id", name="a", owner="A", ttl=ttl)
 
 
-def attempt(end: str, *, wait: int | None = None, forged: str | None = None) -> Step:
+def attempt(
+    end: str, *, wait: int | None = None, forged: str | None = None, retry: Retry | None = None
+) -> Step:
     way = {"nth": 0, "owner": "A", "ttl": 10.0, "wait": wait, "forged": forged}
-    return step("attempt", **way, end=end, retry=None, result=None)
+    return step("attempt", **way, end=end, retry=retry, result=None)
 
 
 #: the jobs "a" (with these arguments) and "b", and the steps that lead to the fault
@@ -63,6 +65,13 @@ SHORTEST: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "cancel_keeps_the_lease": ({}, [claim(), step("operate", verb="cancel", name="a", payload=None)]),
     "priority_is_ignored": ({"priority": -1}, [step("claim_next", owner="A", ttl=1.0, queue="default")]),
     "one_too_many": ({}, [step("claim_next", owner="A", ttl=1.0, queue="default")]),
+    "latest_due_first": ({"delay": 1.0}, [
+        step("enqueue", job={"id": "A", "delay": 2.0}, named=True), step("creep", by=3.0),
+        step("claim_next", owner="A", ttl=1.0, queue="default"),
+    ]),
+    "sweep_kills_the_living": ({"max_attempts": 1}, [claim(), step("sweep", limit=1)]),
+    "retry_beyond_its_bound": ({}, [attempt("fail", retry=Retry(jitter=False))]),
+    "lock_without_a_fence": ({}, [step("lock", name="cron", owner="A", ttl=1.0)]),
     "enqueue_overwrites": ({}, [claim(), step("enqueue", job={"id": "a"}, named=True)]),
 }  # fmt: skip
 ALWAYS_AT_RANDOM = ("complete_by_id", "poison_is_not_capped", "cancel_keeps_the_lease")

@@ -300,6 +300,21 @@ def test_a_claim_that_promotes_more_to_fill_up_may_take_any_of_them(jobs: Jobs, 
     assert [lease.id for lease in jobs.claim_many("A", ttl=1, limit=1, now=5.0)] == [filler]
 
 
+def test_a_spent_job_behind_the_one_that_was_taken_is_not_met(jobs: Jobs) -> None:
+    scheduled(jobs, one=2.0, two=2.0)  # due at the same instant: either may be promoted alone
+    jobs.enqueue("spent", deadline=2.0, now=0.0)
+    jobs.seen["one"] = Seen(JobState.LEASED, 1)
+    assert [lease.id for lease in jobs.claim_many("A", ttl=1, limit=1, now=3.0)] == ["one"]
+    assert jobs.rows["spent"].state is JobState.READY
+
+
+def test_a_spent_job_before_the_one_that_was_taken_is_set_aside(jobs: Jobs) -> None:
+    jobs.enqueue("spent", deadline=2.0, now=0.0)
+    jobs.enqueue("fresh", now=0.0)
+    assert [lease.id for lease in jobs.claim_many("A", ttl=1, limit=1, now=3.0)] == ["fresh"]
+    assert jobs.rows["spent"].reasons == frozenset({DEADLINE})
+
+
 def test_kinds_are_filtered_and_others_stay(jobs: Jobs) -> None:
     jobs.enqueue("a", kind="mail", now=0.0)
     jobs.enqueue("b", kind="pack", now=0.0)
