@@ -68,6 +68,32 @@ def test_a_commit_that_is_busy_is_repeated_and_no_transaction_stays_open(databas
 
 
 @on("sqlite")
+def test_a_busy_commit_of_a_handler_s_transaction_is_repeated_and_the_handler_is_not(
+    database: Database,
+) -> None:
+    engine, runs = database.engine(connect_args={"timeout": 0}), []
+    store = Store(engine)
+    store.enqueue("j", now=T)
+    lease = claimed(store, "j")
+
+    def handle() -> None:
+        with store.completing(lease, now=T) as uow:
+            uow.jobs.enqueue("next", now=T)
+            runs.append(1)
+
+    with database.engine().connect() as reader, ThreadPoolExecutor(1) as threads:
+        reader.exec_driver_sql("BEGIN")
+        reader.execute(text("SELECT * FROM fenced_jobs")).all()
+        handling = threads.submit(handle)
+        time.sleep(0.15)
+        assert not handling.done(), "the reader is not in the way"
+        reader.exec_driver_sql("ROLLBACK")
+        handling.result(20)
+    assert runs == [1]
+    assert store.counts() == {"default": {JobState.DONE: 1, JobState.READY: 1}}
+
+
+@on("sqlite")
 def test_the_journal_and_the_engine_stay_as_the_host_has_them(database: Database) -> None:
     engine = database.engine()
     store = Store(engine)
