@@ -46,7 +46,8 @@ class Store:
     raise `OutcomeUnknown` when the answer to COMMIT is lost. The first use checks server and tables:
     `UnsupportedDatabase`, `SchemaMismatch`.
 
-    A store may be shared by threads, and used after a fork if the engine may be.
+    A store may be shared by threads. In a forked child it gives the engine a new pool at the first
+    use, as SQLAlchemy asks for, and leaves the parent's connections to the parent.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Store:
         self._clock = clock
         self._transactions = self._on(bind) if isinstance(bind, Engine) else None
         self._checked = False
+        self._pid = os.getpid()
         self._owner: tuple[int, str] | None = None
         self.locks = StoreLocks(self)
         self.outbox = StoreOutbox(self)
@@ -198,6 +200,9 @@ class Store:
         return session
 
     def _check(self) -> None:
+        if self._pid != os.getpid():
+            self.transactions.engine.dispose(close=False)
+            self._pid, self._checked = os.getpid(), False
         if not self._checked:
             self.transactions.run(self._require, reading=True)
             self._checked = True
