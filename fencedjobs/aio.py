@@ -9,6 +9,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager
+from traceback import clear_frames
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import ColumnElement, Engine
@@ -34,12 +35,29 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
+async def _spawn(work: Callable[[], T]) -> T:
+    try:
+        return await greenlet_spawn(work)
+    except asyncio.CancelledError as error:
+        _let_go(error)
+        raise
+
+
+def _let_go(error: BaseException) -> None:
+    """Free what the frames of a cancelled call hold.
+
+    They hold the cursor of the statement that was cancelled, in a circle. SQLite keeps a lock as long
+    as a statement of a closed connection lives, which would be until the next garbage collection.
+    """
+    clear_frames(error.__traceback__)
+
+
 def _awaited(verb: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """A sync verb of ``self._sync``, to be awaited; with the same arguments and documentation."""
 
     @functools.wraps(verb)
     async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await greenlet_spawn(lambda: verb(self._sync, *args, **kwargs))
+        return await _spawn(lambda: verb(self._sync, *args, **kwargs))
 
     return call
 
@@ -49,7 +67,7 @@ def _joined(verb: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P
 
     @functools.wraps(verb)
     async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await greenlet_spawn(lambda: verb(self._verbs(), *args, **kwargs))
+        return await _spawn(lambda: verb(self._verbs(), *args, **kwargs))
 
     return call
 
@@ -294,13 +312,15 @@ class AsyncStore:
         self, session: AsyncSession, enter: Callable[[Session], AbstractContextManager[Any]]
     ) -> AsyncIterator[AsyncUnitOfWork]:
         block = enter(session.sync_session)
-        await greenlet_spawn(block.__enter__)
+        await _spawn(block.__enter__)
         try:
             yield AsyncUnitOfWork(session, schema=self._schema, clock=self._clock)
         except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                _let_go(error)
             await greenlet_spawn(block.__exit__, type(error), error, error.__traceback__)
             raise
-        await greenlet_spawn(block.__exit__, None, None, None)
+        await _spawn(lambda: block.__exit__(None, None, None))
 
     def _new_session(self) -> AsyncSession:
         session: AsyncSession = self._sessions()
