@@ -26,11 +26,11 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from sqlalchemy import delete, select
+from sqlalchemy import Table, delete, select
 
 from fencedjobs.errors import InvalidValue, LeaseLost
 from fencedjobs.jobs import JoinedJobs
-from fencedjobs.models import Base, Job, Lock
+from fencedjobs.models import Job, Lock, tables
 from fencedjobs.retry import Retry
 from fencedjobs.testing.blocking import Blocking
 from fencedjobs.testing.model import Disagreement, JobModel, LockModel
@@ -46,8 +46,6 @@ RETRIES: Final = (
 )  # fmt: skip
 UNNAMED: Final = 3  # at most so many ids made up by the store in one example
 ALONE: Final = ("claim", "renew")  # verbs that no transaction of the caller's offers
-
-_jobs, _locks = (Base.metadata.tables[model.__tablename__] for model in (Job, Lock))
 
 
 # --- what an example is made of -------------------------------------------------------------------
@@ -175,6 +173,8 @@ class JobMachine(RuleBasedStateMachine):
     """
 
     open_store: Callable[[], Any]
+    jobs: Table
+    named: Table  #: the table of locks
     effort: Effort
 
     def __init__(self) -> None:
@@ -190,8 +190,11 @@ class JobMachine(RuleBasedStateMachine):
         self.model = JobModel(lambda name: self.seen.get(name))  # noqa: PLW0108 - `seen` is replaced
         self.lock_model = LockModel()
         self.store = type(self).open_store()
-        if self.store.counts():
-            raise ValueError("the machine needs empty tables: its sweeps and purges would touch these jobs")
+        self._read()
+        if self.rows or any(self.store.locks.get(name) for name in LOCKS):
+            raise ValueError(
+                "the machine needs empty tables: its sweeps and purges would touch what is there"
+            )
 
     @initialize(
         now=_one_of(0.0, 1000.0, 1764000000.25), joined=st.booleans(),
@@ -218,8 +221,8 @@ class JobMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Delete the rows that this example made, and no others."""
         with self.store.begin() as uow:
-            uow.session.execute(delete(_jobs).where(_jobs.c.id.in_(list(self.seen))))
-            uow.session.execute(delete(_locks).where(_locks.c.name.in_(LOCKS)))
+            uow.session.execute(delete(self.jobs).where(self.jobs.c.id.in_(list(self.seen))))
+            uow.session.execute(delete(self.named).where(self.named.c.name.in_(LOCKS)))
 
     # --- calling and comparing --------------------------------------------------------------------
 
@@ -253,7 +256,7 @@ class JobMachine(RuleBasedStateMachine):
 
     def _look(self, jobs: Any, connection: Any) -> None:
         """By ``get`` all that have changed; a row without a change was read before."""
-        rows = {row.id: tuple(row) for row in connection.execute(select(_jobs))}
+        rows = {row.id: tuple(row) for row in connection.execute(select(self.jobs))}
         for name in sorted({*self.rows, *rows}):
             if self.rows.get(name) != rows.get(name):
                 self.seen[name] = jobs.get(name)
@@ -479,13 +482,15 @@ def _beside(instant: float, side: int) -> float:
 # --- which store ----------------------------------------------------------------------------------
 
 
-def job_machine(store: Any, *, runner: asyncio.Runner | None = None) -> type[JobMachine]:
+def job_machine(
+    store: Any, *, runner: asyncio.Runner | None = None, schema: str | None = None
+) -> type[JobMachine]:
     """A state machine for this store; ``job_machine(store).TestCase`` is a test for unittest and pytest.
 
     ``store`` is a `Store` or an `AsyncStore` on empty tables, or a function without arguments that
     gives one for each example. The verbs of an `AsyncStore` run on ``runner``, which stays the
     caller's to close; without it the machine has one of its own for as long as the process lives.
-    The class counts what it does in ``effort``.
+    ``schema`` is where the store has its tables. The class counts what it does in ``effort``.
     """
     runners = [] if runner is None else [runner]
 
@@ -497,4 +502,6 @@ def job_machine(store: Any, *, runner: asyncio.Runner | None = None) -> type[Job
             runners.append(asyncio.Runner())
         return Blocking(one, runners[0])
 
-    return type("JobMachine", (JobMachine,), {"open_store": staticmethod(opened), "effort": Effort()})
+    placed = tables(schema)
+    parts = {"jobs": placed[Job.__tablename__], "named": placed[Lock.__tablename__], "effort": Effort()}
+    return type("JobMachine", (JobMachine,), {"open_store": staticmethod(opened), **parts})

@@ -220,7 +220,7 @@ class Run:
         act = self._act = self._script.pop(0) if self._script else Act()
         self._dies_at(act, "before send")
         if act.delivered or act.answer == "ack":
-            self._machine.deliver(sent.id, sent.payload, "", sent.fence, breaks=False)
+            self._machine.deliver(sent.id, deepcopy(sent.payload), "", sent.fence, breaks=False)
         for step in act.meanwhile:
             self._machine.perform(step)
         self._dies_at(act, "after send")
