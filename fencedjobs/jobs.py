@@ -184,7 +184,15 @@ class JoinedJobs:
         self._changed(lease.id)
 
     def _lost(self, lease: JobLease) -> LeaseLost:
-        return LeaseLost(lease, self.get(lease.id))
+        return LeaseLost(lease, self._current(lease.id))
+
+    def _current(self, id: str) -> JobRecord | None:
+        """The job as the refused write met it, which an old snapshot may not show."""
+        if self._tx.capabilities.stale_reads:
+            row = self._tx.execute(sql.get(self._jobs, True), {"job_id": id}).first()
+            if row is not None:  # else it is locked by somebody, or not there
+                return sql.record(row)
+        return self.get(id)
 
     def _changed(self, *ids: str) -> None:
         for id in ids:
@@ -270,10 +278,7 @@ class JoinedJobs:
 
     def get(self, id: str) -> JobRecord | None:
         """The job as it is in this transaction; ``None`` if there is none. A purged one has no payload."""
-        parameters, stale = {"job_id": edge.key("id", id)}, self._tx.capabilities.stale_reads
-        row = self._tx.execute(sql.get(self._jobs, stale), parameters).first()
-        if row is None and stale:  # locked by somebody, or not there
-            row = self._tx.execute(sql.get(self._jobs, False), parameters).first()
+        row = self._tx.execute(sql.get(self._jobs, False), {"job_id": edge.key("id", id)}).first()
         return None if row is None else sql.record(row)
 
     def counts(self) -> dict[str, dict[JobState, int]]:

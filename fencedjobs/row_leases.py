@@ -70,12 +70,8 @@ class JoinedLeases:
         self.write(lease, {"owner": None, "until": 0.0} | self._checked(values), now=now)
 
     def get(self, id: Any) -> LeaseRecord | None:
-        """The lease columns of a row now; ``None`` if there is no such row."""
-        tx, leased = self._tx, self._leased
-        statement = _read(leased, tx.capabilities.stale_reads)
-        row = tx.execute(statement, {"held_id": id}).first()
-        if row is None and tx.capabilities.stale_reads:  # locked by somebody, or not there
-            row = tx.execute(_read(leased, False), {"held_id": id}).first()
+        """The lease columns of a row as they are in this transaction; ``None`` if there is no such row."""
+        row = self._tx.execute(_read(self._leased, False), {"held_id": id}).first()
         return None if row is None else LeaseRecord(*row)
 
     def write(self, lease: Lease, values: Mapping[str, Any], *, now: float | None = None) -> None:
@@ -97,7 +93,15 @@ class JoinedLeases:
         self._tx.expire(self._leased.model, lease.id, names)
 
     def _lost(self, lease: Lease) -> LeaseLost:
-        return LeaseLost(lease, self.get(lease.id))
+        return LeaseLost(lease, self._current(lease.id))
+
+    def _current(self, id: Any) -> LeaseRecord | None:
+        """The row as the refused write met it, which an old snapshot may not show."""
+        if self._tx.capabilities.stale_reads:
+            row = self._tx.execute(_read(self._leased, True), {"held_id": id}).first()
+            if row is not None:  # else it is locked by somebody, or not there
+                return LeaseRecord(*row)
+        return self.get(id)
 
 
 class Leases(JoinedLeases):

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -246,6 +246,28 @@ def patiently(claim: Callable[[], JobLease | None]) -> JobLease:
         if lease := claim():
             return lease
     raise AssertionError("nothing to claim in 10 s")
+
+
+@on("mariadb", "postgresql")
+def test_looking_at_a_job_in_a_long_transaction_holds_up_nobody(database: Database) -> None:
+    """A read that locked the row kept the worker's renewal waiting until the lease had run out."""
+    engine = database.engine()
+    store = Store(engine)
+    store.enqueue("j", now=T)
+    lease = claimed(store, "j")
+    with Session(engine) as session, ThreadPoolExecutor(1) as threads:
+        uow = UnitOfWork(session)
+        assert uow.jobs.get("j") is not None
+        uow.jobs.counts()
+        assert uow.jobs.enqueue("j", now=T) is None
+        assert uow.jobs.enqueue_many([{"id": "j"}], now=T) == []
+        renewing = threads.submit(store.renew, lease, ttl=60, now=T)
+        wait([renewing], timeout=5)
+        held_up = not renewing.done()
+        session.rollback()
+        renewing.result(20)
+    assert not held_up, "the renewal waited for the end of the other transaction"
+    engine.dispose()
 
 
 @on("mariadb", "postgresql")
