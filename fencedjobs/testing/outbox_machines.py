@@ -196,7 +196,7 @@ class Run:
         self.relaying: oracle.Relaying
         self._last: Became | None = None
         self._act = Act()
-        self.stop: Callable[[], None] = lambda: None
+        self.stop: Callable[[], None] | None = None  #: where it can be told to stop
         self.expected: Any = None  #: what the run must return or raise, once it is over
         self.raised: BaseException | None = None
         self.broken: AssertionError | None = None
@@ -224,9 +224,10 @@ class Run:
         for step in act.meanwhile:
             self._machine.perform(step)
         self._dies_at(act, "after send")
-        if act.stop:
-            self.stop()
-        self._last = Became(act.answer == "ack", act.stop)
+        stop = self.stop if act.stop else None
+        if stop is not None:
+            stop()
+        self._last = Became(act.answer == "ack", stop=stop is not None)
         if act.spoil:
             _spoil(sent)
         if act.answer == "raise":

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
-from sqlalchemy import Connection, delete, insert, update
+from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
 from fencedjobs.dialects import capabilities
@@ -31,6 +31,13 @@ T = TypeVar("T")
 
 THREADS: Final = 4
 _jobs, _locks = (Base.metadata.tables[model.__tablename__] for model in (Job, Lock))
+
+
+def is_empty(store: Store) -> bool:
+    """Whether there is no job, no tombstone and no lock."""
+    with store.begin() as uow:
+        rows = [uow.session.execute(select(table).limit(1)).first() for table in (_jobs, _locks)]
+    return rows == [None, None]
 
 
 def emptied(store: Store) -> None:
@@ -149,18 +156,33 @@ class Scene:
 
 def transactions(store: Store, effort: Effort) -> None:
     """Handlers whose transaction breaks: the effect and the completion are both there, or neither."""
+    set_scene(store)
+    for handler in handlers(store):
+        effort.examples += 1
+        play(store, handler)
+
+
+def set_scene(store: Store) -> None:
+    """The rows that handlers stumble over."""
     with store.begin() as uow:
         uow.session.execute(insert(_locks).values([{"name": name} for name in (TAKEN, FIRST, SECOND)]))
-        can = capabilities(uow.session.get_bind().dialect)
-    for handler in [*_WHOLE, *_BROKEN, _ended_by_a_deadlock if can.row_locks else _ended_by_a_conflict]:
-        effort.examples += 1
-        name = handler.__name__.lstrip("_")
-        store.enqueue(name, now=0.0)
-        lease = store.claim("A", ttl=9.0, id=name, now=0.0)
-        if lease is None:
-            raise Disagreement(f"{name} could not be claimed")
-        _handle(store, handler, lease)
-        _judge(store, name, whole=handler in _WHOLE)
+
+
+def handlers(store: Store) -> list[Callable[[Scene], None]]:
+    """All handlers that mean something on this database."""
+    can = capabilities(store.transactions.engine.dialect)
+    return [*_WHOLE, *_BROKEN, _ended_by_a_deadlock if can.row_locks else _ended_by_a_conflict]
+
+
+def play(store: Store, handler: Callable[[Scene], None]) -> None:
+    """Complete a job with this handler, and look at what is there afterwards."""
+    name = handler.__name__.lstrip("_")
+    store.enqueue(name, now=0.0)
+    lease = store.claim("A", ttl=9.0, id=name, now=0.0)
+    if lease is None:
+        raise Disagreement(f"{name} could not be claimed")
+    _handle(store, handler, lease)
+    _judge(store, name, whole=handler in _WHOLE)
 
 
 def _handle(store: Store, handler: Callable[[Scene], None], lease: JobLease) -> None:
