@@ -1,6 +1,6 @@
 """One interface over the sync and the async form, so that a test is written once and runs in both.
 
-``store`` runs a test on every database by its sync driver and by every driver for asyncio. The async store
+``store`` runs a test on every database by its sync driver and by one for asyncio. The async store
 stands behind `Blocking`, which waits for each answer.
 """
 
@@ -19,10 +19,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from fencedjobs import AsyncStore, Store
 from tests.databases import ASYNC_DRIVERS, BACKENDS, Database
 
-#: (backend, driver for asyncio or none)
+#: (backend, driver for asyncio or none); psycopg is the same driver in both forms, see test_async
 FORMS: list[tuple[str, str | None]] = [
     *((backend, None) for backend in BACKENDS),
-    *((backend, driver) for driver, (backend, _) in ASYNC_DRIVERS.items()),
+    *((backend, driver) for driver, (backend, _) in ASYNC_DRIVERS.items() if driver != "psycopg"),
 ]
 
 

