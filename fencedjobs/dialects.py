@@ -436,26 +436,36 @@ def rollback(connection: Connection) -> None:
 
     Raises nothing, so that the error that led here comes out.
     """
-    try:
-        abandon(connection)
+    abandon(connection)
+    with _last_use(connection):
         connection.rollback()
-    except Exception:  # noqa: BLE001 - whatever it was, this connection is not to be used again
-        if not connection.closed:
-            connection.invalidate()
 
 
 def abandon(connection: Connection) -> None:
-    """End a transaction that SQLAlchemy may not: it believes it to be over after a COMMIT that was BUSY
-    on SQLite, and can be told to skip ROLLBACK in AUTOCOMMIT mode."""
+    """End a transaction that SQLAlchemy may leave open; raises nothing.
+
+    On SQLite it believes a transaction to be over whose COMMIT was BUSY; in AUTOCOMMIT mode it can be
+    told to skip ROLLBACK.
+    """
     capable = capabilities(connection.dialect)
-    if connection.closed or connection.invalidated:
-        return
-    if capable.next_level and _autocommits(connection.connection):
-        connection.connection.rollback()
-    if not capable.read_committed:
-        if _in_transaction(connection.connection.driver_connection):
+    with _last_use(connection):
+        if connection.closed or connection.invalidated:
+            return
+        if capable.next_level and _autocommits(connection.connection):
             connection.connection.rollback()
-        _leave_one_open(connection)
+        if not capable.read_committed:
+            if _in_transaction(connection.connection.driver_connection):
+                connection.connection.rollback()
+            _leave_one_open(connection)
+
+
+@contextmanager
+def _last_use(connection: Connection) -> Iterator[None]:
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - whatever it was, this connection is not to be used again
+        if not connection.closed:
+            connection.invalidate()
 
 
 def _leave_one_open(connection: Connection) -> None:
