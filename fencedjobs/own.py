@@ -16,7 +16,7 @@ from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from fencedjobs import dialects
 from fencedjobs.errors import OutcomeUnknown, UnsupportedDatabase
-from fencedjobs.transaction import Clock, Transaction
+from fencedjobs.transaction import Clock, Transaction, listen
 
 T = TypeVar("T")
 
@@ -81,8 +81,8 @@ class Transactions:
                 dialects.begun(connection, reading=reading)
                 yield tx
                 if not reading:  # else there is nothing whose outcome could be unknown
-                    with answered(connection, lambda: tx.subject, patience):
-                        connection.commit()
+                    with answered(lambda: tx.subject):
+                        dialects.commit(connection, patience=patience)
             except BaseException:
                 dialects.rollback(connection)
                 raise
@@ -137,26 +137,33 @@ class Transactions:
 
 
 @contextmanager
-def answered(
-    connection: Connection, subject: Callable[[], Any], patience: Callable[[], bool]
-) -> Iterator[None]:
-    """Around the commit of a connection, or of the session that has it.
+def answered(subject: Callable[[], Any], sent: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Around a commit: `OutcomeUnknown` for an error that is not the database's own answer to COMMIT.
 
-    `OutcomeUnknown` for an error after COMMIT was sent that is not the database's own answer.
+    ``sent``: whether COMMIT was sent at all, where the commit does something else before.
     """
-    sent = False
-
-    def send(connection: Connection) -> None:
-        nonlocal sent
-        sent = True
-        dialects.send_commit(connection, patience)
-
-    event.listen(connection, "commit", send)
     try:
         yield
     except (DBAPIError, OSError) as error:
-        if sent and not dialects.says_no(error):
+        if sent() and not dialects.says_no(error):
             raise OutcomeUnknown(subject()) from error
         raise
+
+
+@contextmanager
+def sending(connection: Connection, patience: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
+    """Send the COMMIT for the session that has this connection, once its commit has come to that.
+
+    Yields what tells whether it has: hooks of the host, and a flush, come before.
+    """
+    reached: list[Connection] = []
+
+    def send(connection: Connection) -> None:
+        reached.append(connection)
+        dialects.send_commit(connection, patience)
+
+    listen(connection, "commit", send)
+    try:
+        yield lambda: bool(reached)
     finally:
         event.remove(connection, "commit", send)

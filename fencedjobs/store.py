@@ -21,7 +21,7 @@ from fencedjobs.errors import InboxConflict, InvalidValue, UnsupportedDatabase
 from fencedjobs.facets import StoreGuards, StoreInbox, StoreLeases, StoreLocks, StoreOutbox, own
 from fencedjobs.jobs import JoinedJobs
 from fencedjobs.models import refuse_bulk_writes
-from fencedjobs.own import Transactions, answered
+from fencedjobs.own import Transactions, answered, sending
 from fencedjobs.row_leases import Leases, of_model
 from fencedjobs.transaction import JOB, Clock, Token, Transaction, connected, saw_begin
 from fencedjobs.uow import UnitOfWork
@@ -154,7 +154,10 @@ class Store:
                     yield uow
                     token.redeem()
                     last(uow)
-                    with answered(connection, lambda: subject, self.transactions.patience()):
+                    with (
+                        sending(connection, self.transactions.patience()) as sent,
+                        answered(lambda: subject, sent),
+                    ):
                         session.commit()
                 finally:
                     token.close()

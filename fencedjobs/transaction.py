@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection, CursorResult, Executable, Table, event, inspect
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import Session
 
 from fencedjobs import dialects, payload
 from fencedjobs.dialects import Capabilities
-from fencedjobs.errors import TransactionLost
+from fencedjobs.errors import TransactionLost, UnsupportedDatabase
 from fencedjobs.models import Job, tables
 
 Clock = Callable[[], float]
@@ -102,6 +102,17 @@ class Transaction:
         held = self.session.identity_map.get(self.session.identity_key(model, key))
         if held is not None:
             self.session.expire(held, names)
+
+
+def listen(connection: Connection, name: str, listener: Callable[..., None]) -> None:
+    """Listen to one connection alone."""
+    try:
+        event.listen(connection, name, listener)
+    except InvalidRequestError as error:  # SQLAlchemy before 2.0.38
+        raise UnsupportedDatabase(
+            "this version of SQLAlchemy cannot watch one connection of an engine.execution_options(…): take "
+            "2.0.38 or later, or give the options to create_engine"
+        ) from error
 
 
 class Token:
@@ -205,7 +216,7 @@ class _Watch:
             ("commit", self._committing),
         )
         for name, listener in self._events:
-            event.listen(connection, name, listener)
+            listen(connection, name, listener)
 
     def require_no_failure(self) -> None:
         if any(self._unended):
