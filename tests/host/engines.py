@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import sqlalchemy
 from sqlalchemy import Engine, NullPool, SingletonThreadPool, StaticPool, event
 
 from tests.hosts import Host, on_connect
@@ -59,13 +60,17 @@ def _begins(statement: str) -> Callable[[Engine], object]:
     return adapt
 
 
+SQLALCHEMY = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:3])
+#: before it, nobody could listen to one connection of an engine with options
+OPTIONS = "" if SQLALCHEMY >= (2, 0, 38) else "cannot watch one connection"
+
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE", "AUTOCOMMIT"]
 BEHIND = "behind SQLAlchemy's back"
 
 SERVERS = [
     Made("plain"),
     *(Made(f"create_engine {name}", {"isolation_level": name}) for name in LEVELS),
-    *(Made(f"execution_options {name}", wrap=level(name)) for name in LEVELS),
+    *(Made(f"execution_options {name}", wrap=level(name), refused=OPTIONS) for name in LEVELS),
     Made("a connection for each use", {"poolclass": NullPool}),
     Made("a pool of one", {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1}),
     Made("a pool that does not reset", {"pool_reset_on_return": None}),
@@ -104,8 +109,8 @@ SQLITE = [
     Made("create_engine READ UNCOMMITTED", {"isolation_level": "READ UNCOMMITTED"}),
     Made("create_engine SERIALIZABLE", {"isolation_level": "SERIALIZABLE"}),
     Made("create_engine AUTOCOMMIT", {"isolation_level": "AUTOCOMMIT"}),
-    Made("execution_options READ UNCOMMITTED", wrap=level("READ UNCOMMITTED")),
-    Made("execution_options AUTOCOMMIT", wrap=level("AUTOCOMMIT")),
+    Made("execution_options READ UNCOMMITTED", wrap=level("READ UNCOMMITTED"), refused=OPTIONS),
+    Made("execution_options AUTOCOMMIT", wrap=level("AUTOCOMMIT"), refused=OPTIONS),
     Made("a connection for each use", {"poolclass": NullPool}),
     Made("a pool of one", {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1}),
     Made("a pool that does not reset", {"pool_reset_on_return": None}),

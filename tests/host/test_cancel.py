@@ -8,15 +8,20 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
+from sqlalchemy import AsyncAdaptedQueuePool
 from sqlalchemy.exc import DBAPIError
 
 from fencedjobs import AsyncStore, JobLease
 from tests.databases import ASYNC_DRIVERS, Database
+from tests.host.engines import SQLALCHEMY
 from tests.hosts import MORE_DRIVERS, Host, Order, hosted, on
 
 CANCELS = 100
+#: older versions of SQLAlchemy lose a connection when its closing is cancelled, too
+TWICE = SQLALCHEMY >= (2, 0, 58)
 Verb = Callable[[AsyncStore, JobLease, int], Awaitable[object]]
 
 
@@ -76,9 +81,17 @@ def no_collection() -> Iterator[None]:
 @pytest.mark.usefixtures("no_collection")
 @on("sqlite", "postgresql", "mariadb", drivers=DRIVERS)
 def test_random_cancellations(database: Database, driver: str) -> None:
+    if not TWICE and database.backend == "mariadb":
+        pytest.skip("this version loses a connection when its return to the pool is cancelled")
     seed = random.randrange(10**6)
     chance = random.Random(seed)
-    with hosted(database, driver, pool_size=3, max_overflow=0, pool_timeout=10) as host:
+    pool: dict[str, Any] = {
+        "poolclass": AsyncAdaptedQueuePool,
+        "pool_size": 3,
+        "max_overflow": 0,
+        "pool_timeout": 10,
+    }
+    with hosted(database, driver, **pool) as host:
         assert host.async_engine is not None
         store = AsyncStore(host.async_engine)
         host.store.enqueue_many([{"id": f"j{n}"} for n in range(4 * CANCELS)])
@@ -97,7 +110,7 @@ def test_random_cancellations(database: Database, driver: str) -> None:
                     lasting[verb] = time.perf_counter() - begun
                 else:
                     wait = chance.uniform(-0.1, 1) * lasting[verb]
-                    cancelled += await interrupt(attempt, wait, chance.random() < 0.3)
+                    cancelled += await interrupt(attempt, wait, TWICE and chance.random() < 0.3)
             return cancelled
 
         assert host.runner is not None
