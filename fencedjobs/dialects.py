@@ -494,7 +494,10 @@ def _begins_first(connection: Connection, driver: Any) -> bool:
 def _sqlite_autocommit(driver: Any) -> bool | None:
     """The ``autocommit`` attribute of sqlite3 since Python 3.12; ``None`` in the legacy mode."""
     raw = getattr(driver, "_conn", driver)  # aiosqlite wraps the sqlite3 connection
-    value = getattr(raw, "autocommit", None)
+    try:
+        value = getattr(raw, "autocommit", None)
+    except Exception:  # noqa: BLE001 - sqlite3's: a connection in memory is for aiosqlite's thread alone
+        return None
     return value if isinstance(value, bool) else None
 
 
