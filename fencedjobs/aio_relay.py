@@ -41,7 +41,8 @@ class AsyncRelay(RelayBase):
         loop = asyncio.get_running_loop()
         with signals(lambda: loop.call_soon_threadsafe(self.stop)):
             while not self._stopped.is_set():
-                batches = [await self._turn(lane) for lane in self._lanes if lane.is_due()]
+                due = (lane for lane in self._lanes if lane.is_due() and not self._stopped.is_set())
+                batches = [await self._turn(lane) for lane in due]
                 total += sum(batch.sent for batch in batches)
                 moved = any(batch.moved for batch in batches)
                 if until_empty and self._is_done(moved):

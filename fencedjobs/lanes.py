@@ -90,7 +90,7 @@ class Lanes:
             lease = self._keep(lease, ttl)
             self._mark(lease, sent)
         if unsent is not None:
-            self._tx.execute(_uncount(self._table), _as_read(unsent) | {"so_far": unsent.attempt})
+            self._tx.execute(_count(self._table, -1), _this(unsent, unsent.attempt))
         with suppress(LeaseLost):
             self._locks.release(lease)
 
@@ -106,7 +106,7 @@ class Lanes:
 
     def _count(self, event: Event) -> bool:
         """Count an attempt of this event; whether it waits as it was read."""
-        return self._tx.execute(_count(self._table), _as_read(event)).rowcount == 1
+        return self._tx.execute(_count(self._table, 1), _this(event, event.attempt - 1)).rowcount == 1
 
     def _mark(self, lease: Lease, sent: Sequence[Event]) -> None:
         instant = self._tx.now(None)
@@ -115,7 +115,7 @@ class Lanes:
         self._tx.execute(_mark(self._table, instant is not None), parameters)
 
     def _fail(self, failure: Failure) -> None:
-        parameters = _as_read(failure.event) | {"so_far": failure.event.attempt, "new_error": failure.error}
+        parameters = _this(failure.event, failure.event.attempt) | {"new_error": failure.error}
         if failure.aside is None:
             self._tx.execute(_failed(self._table), parameters)
         else:
@@ -123,8 +123,8 @@ class Lanes:
             self._tx.execute(_set_aside(self._table), parameters | aside)
 
 
-def _as_read(event: Event) -> dict[str, Any]:
-    return {"this": event.seq, "this_payload": _fingerprint(event)}
+def _this(event: Event, so_far: int) -> dict[str, Any]:
+    return {"this": event.seq, "this_payload": _fingerprint(event), "so_far": so_far}
 
 
 def _fingerprint(event: Event) -> str:
@@ -134,25 +134,16 @@ def _fingerprint(event: Event) -> str:
 # --- statements -----------------------------------------------------------------------------------
 
 
-def _waits(table: Table) -> ColumnElement[bool]:
-    """It is pending, and with the payload that was read: not mended, or sent by another relay, since."""
+def _as_read(table: Table) -> ColumnElement[bool]:
+    """It waits, and was neither mended, requeued nor tried by another relay since it was read."""
     c = table.c
-    return and_(c.seq == bindparam("this"), c.digest == bindparam("this_payload"), c.state == PENDING)
-
-
-def _not_requeued(table: Table) -> ColumnElement[bool]:
-    """Nor was it requeued, or tried by another relay, since."""
-    return and_(_waits(table), table.c.attempts == bindparam("so_far"))
+    same = and_(c.seq == bindparam("this"), c.digest == bindparam("this_payload"))
+    return and_(same, c.attempts == bindparam("so_far"), c.state == PENDING)
 
 
 @remembered
-def _count(table: Table) -> Update:
-    return update(table).where(_waits(table)).values(attempts=table.c.attempts + 1)
-
-
-@remembered
-def _uncount(table: Table) -> Update:
-    return update(table).where(_not_requeued(table)).values(attempts=table.c.attempts - 1)
+def _count(table: Table, by: int) -> Update:
+    return update(table).where(_as_read(table)).values(attempts=table.c.attempts + by)
 
 
 @remembered
@@ -169,7 +160,7 @@ def _mark(table: Table, given: bool) -> Update:
 @remembered
 def _failed(table: Table) -> Update:
     error = bindparam("new_error", type_=table.c.last_error.type)
-    return update(table).where(_not_requeued(table)).values(last_error=error)
+    return update(table).where(_as_read(table)).values(last_error=error)
 
 
 @remembered

@@ -151,7 +151,7 @@ class Relay(RelayBase):
         total = 0
         with signals(self.stop):
             while not self._stopped:
-                batches = [self._turn(lane) for lane in self._lanes if lane.is_due()]
+                batches = [self._turn(lane) for lane in self._lanes if lane.is_due() and not self._stopped]
                 total += sum(batch.sent for batch in batches)
                 moved = any(batch.moved for batch in batches)
                 if until_empty and self._is_done(moved):

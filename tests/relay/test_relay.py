@@ -17,7 +17,7 @@ from fencedjobs.relay import Relay, dispatch
 from fencedjobs.retry import Retry
 from fencedjobs.values import Event
 from tests.outbox.helpers import T, add, event, ids, states
-from tests.relay.helpers import Clock, FakeTime, Receiver, Relays, Seen, lane_is_free, stopping
+from tests.relay.helpers import Clock, FakeTime, Receiver, Relays, Seen, lane_is_free, lane_lock, stopping
 
 
 @pytest.fixture
@@ -250,6 +250,17 @@ def test_a_stop_after_a_failure_keeps_what_the_failure_says(relays: Relays) -> N
     assert (event(relays.store, "a").attempts, event(relays.store, "a").last_error) == (1, "OSError: no")
     assert event(relays.store, "b").attempts == 0
     assert lane_is_free(relays.store)
+
+
+def test_a_stop_ends_the_round(relays: Relays) -> None:
+    add(relays.store, "a", lane="first")
+    add(relays.store, "b", lane="second")
+    receiver = Receiver()
+    relay = relays(receiver, lanes=["first", "second"])
+    receiver.answers["a"] = stopping(relay)
+    assert relay.run() == 1
+    assert receiver.ids == ["a"]
+    assert lane_lock(relays.store, "second") is None, "it was not even looked at"
 
 
 def test_a_relay_that_is_stopped_before_it_runs_does_nothing(relays: Relays) -> None:
