@@ -81,6 +81,11 @@ def _one_of(*values: Any) -> st.SearchStrategy[Any]:
     return st.sampled_from(values)
 
 
+def _often(*steps: st.SearchStrategy[Step]) -> st.SearchStrategy[Step]:
+    """One of them, each as often as it is there; `one_of` drops what is there twice."""
+    return st.integers(0, len(steps) - 1).flatmap(steps.__getitem__)
+
+
 def _step(do: str, /, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
     return st.builds(Step, st.just(do), st.fixed_dictionaries(arguments))
 
@@ -88,39 +93,40 @@ def _step(do: str, /, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[
 _names, _lanes, _values = _one_of(*NAMES), _one_of(*LANES), _one_of(*VALUES)
 _CLOCK: Final = [_step("creep", by=_one_of(0.25, TTL - 1)), _step("jump", side=_one_of(0, 0, -1, 1))]
 _OPERATE: Final = _step(
-    "operate", what=_one_of("quarantine", "requeue", "mend", "redo"), name=_names, payload=_values
+    "operate",
+    what=_one_of("quarantine", "requeue", "mend", "redo"),
+    place=st.integers(0, 5),
+    payload=_values,
 )
 _RIVALS: Final = [
     _step("rival_holds", lane=_lanes, ttl=_one_of(1.0, TTL)),
     _step("rival_dispatches", lane=_lanes, fails=st.booleans()),
 ]
-_MEANWHILE: Final = st.lists(st.one_of(*_CLOCK, _OPERATE, *_RIVALS), max_size=3).map(tuple)
-_CRASHES: Final = (
-    None,
-    None,
-    None,
-    None,
-    "before send",
-    "after send",
-    "after ack",
-    "before commit",
-    "after commit",
-)
+_OVERTAKEN: Final = _step("overtaken", by=_one_of("one that dies", "one that sends", "one that fails"))
+_MEANWHILE: Final = st.lists(
+    _often(_OVERTAKEN, _OPERATE, _OPERATE, st.one_of(*_CLOCK, *_RIVALS)), min_size=1, max_size=3
+).map(tuple)
+_CRASHES: Final = (*[None] * 9, "before send", "after send", "after ack", "before commit", "after commit")
 _acts = st.builds(
     Act, answer=_one_of("ack", "ack", "ack", "refuse", "raise"), meanwhile=st.one_of(st.just(()), _MEANWHILE),
     delivered=_one_of(True, True, False), spoil=st.booleans(), stop=_one_of(False, False, False, True),
     crash=_one_of(*_CRASHES),
 )  # fmt: skip
-_scripts = st.lists(_acts, max_size=5)
-_ADD: Final = _step(
-    "add", name=_names, payload=_values, topic=_one_of("t", "t", "T"), lane=_one_of(*LANES[:1] * 3, LANES[1]),
-    way=_one_of("store", "commit", "commit", "rollback", "savepoint"),
-)  # fmt: skip
+_scripts, _wait = st.lists(_acts, min_size=1, max_size=6), _one_of(True, True, True, False)
+_mostly = _one_of(*LANES[:1] * 3, LANES[1])
+_ADDS: Final = [
+    _step("feed", count=st.integers(1, 4), lane=_lanes),
+    _step("feed", count=st.integers(1, 4), lane=_one_of(LANES[0])),
+    _step(
+        "add", name=_names, payload=_values, topic=_one_of("t", "t", "T"), lane=_lanes,
+        way=_one_of("store", "commit", "commit", "rollback", "savepoint"),
+    ),
+]  # fmt: skip
 _RUNS: Final = [
-    _step("dispatch", lane=_lanes, limit=_one_of(1, 2, 16), script=_scripts),
+    _step("dispatch", lane=_mostly, limit=_one_of(1, 2, 16), wait=_wait, script=_scripts),
     _step(
         "relay", lanes=_one_of(LANES[:1], LANES, LANES[::-1]), mark_every=_one_of(1, 2, 3),
-        max_attempts=_one_of(None, 2, 3), limit=_one_of(1, 16), script=_scripts,
+        max_attempts=_one_of(None, 2, 3), limit=_one_of(1, 16), wait=_wait, script=_scripts,
     ),
 ]  # fmt: skip
 _OTHERS: Final = [
@@ -131,8 +137,10 @@ _OTHERS: Final = [
         breaks=_one_of(False, False, True),
     ),
     _step("forget", older_than=_one_of(0.0, TTL), limit=_one_of(1, 9)),
+    _OPERATE,
+    st.one_of(*_CLOCK, *_RIVALS),
 ]  # fmt: skip
-_STEPS: Final = st.one_of(_ADD, _ADD, *_RUNS, *_RUNS, *_RUNS, *_CLOCK, _OPERATE, *_RIVALS, *_OTHERS)
+_STEPS: Final = _often(*_ADDS, *_RUNS, *_RUNS, *_RUNS, st.one_of(*_OTHERS), st.one_of(*_OTHERS))
 
 
 # --- power ----------------------------------------------------------------------------------------
@@ -164,11 +172,15 @@ class Power:
         """``before commit``, or ``after commit``: the next one."""
         self._armed = when
 
+    def check(self) -> None:
+        """The dead do nothing."""
+        if not self._on:
+            raise Killed
+
     def _before(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         if statement == "ROLLBACK":  # what the server does for a client that is gone
             return
-        if not self._on:
-            raise Killed
+        self.check()
         if statement == "COMMIT":
             self._commits()
 
@@ -204,6 +216,7 @@ class Run:
 
     def send(self, sent: Event) -> Any:
         """Compare, and do what the script says."""
+        self._machine.power.check()
         try:
             return self._send(sent)
         except AssertionError as broken:  # to the relay that would be a failure like any other
@@ -221,6 +234,7 @@ class Run:
         self._dies_at(act, "before send")
         if act.delivered or act.answer == "ack":
             self._machine.deliver(sent.id, deepcopy(sent.payload), "", sent.fence, breaks=False)
+        self._machine.lane = sent.lane
         for step in act.meanwhile:
             self._machine.perform(step)
         self._dies_at(act, "after send")
@@ -323,6 +337,8 @@ class _OutboxMachine(RuleBasedStateMachine):
         self.store = Store(self.engine, clock=lambda: self.now)
         self.power = Power(self.engine)
         self.relay_store = Store(self.power.engine, clock=lambda: self.now)
+        self.names = list(NAMES)
+        self.lane = LANES[0]  #: of what is being sent
         self.outbox = oracle.OutboxModel()
         self.inbox = oracle.InboxModel()
         if self._count_rows():
@@ -330,7 +346,7 @@ class _OutboxMachine(RuleBasedStateMachine):
 
     @initialize(names=st.lists(_names, min_size=2, max_size=5, unique=True))
     def start(self, names: list[str]) -> None:
-        """Some events on one lane."""
+        """Some events on one lane, in whatever order of their ids."""
         for name in names:
             self.add(name, {"qty": 7, "of": ["a"]}, "t", LANES[0], "store")
 
@@ -354,7 +370,8 @@ class _OutboxMachine(RuleBasedStateMachine):
 
     def compare(self) -> None:
         """Every row of every table."""
-        events = {name: self.store.outbox.get(name) for name in NAMES}
+        with self.store.begin() as uow:
+            events = {name: uow.outbox.get(name) for name in self.names}
         self.outbox.agree(events, {lane: self.store.locks.get(f"outbox:{lane}") for lane in LANES})
         _agree("the lanes", self.store.outbox.stats(), self.outbox.stats(self.now))
         _agree("the inbox", self._messages(), {
@@ -401,6 +418,12 @@ class _OutboxMachine(RuleBasedStateMachine):
 
     # --- adding, looking, operating ---------------------------------------------------------------
 
+    def feed(self, count: int, lane: str) -> None:
+        """New events."""
+        for _ in range(count):
+            self.names.append(f"e{len(self.names)}")
+            self.add(self.names[-1], {"qty": len(self.names)}, "t", lane, "store")
+
     def add(self, name: str, payload: Any, topic: str, lane: str, way: str) -> None:
         """By the store, or in a transaction that is committed, rolled back, or has a savepoint undone."""
         new: dict[str, Any] = {"topic": topic, "lane": lane, "headers": {"h": name}}
@@ -429,8 +452,9 @@ class _OutboxMachine(RuleBasedStateMachine):
         found = [one.id for one in self.store.outbox.pending(limit, lane)]
         _agree("pending", found, self.outbox.pending(limit, lane))
 
-    def operate(self, what: str, name: str, payload: Any) -> None:
-        """Set aside, let in again, mended or not."""
+    def operate(self, what: str, place: int, payload: Any) -> None:
+        """Set aside, let in again, mended or not: one of those that are not sent, if there are any."""
+        name = self._one_unsent(place)
         if what in ("quarantine", "mend", "redo"):
             why = {"reason": "it chokes"}
             _agree(what, self.store.outbox.quarantine(name, **why), self.outbox.quarantine(name, **why))
@@ -438,6 +462,11 @@ class _OutboxMachine(RuleBasedStateMachine):
             mended = {"payload": payload} if what == "mend" else {}
             said: dict[str, Any] = {"by": "ann", "reason": "mended", "now": self.now, **mended}
             _agree(what, self.store.outbox.requeue(name, **said), self.outbox.requeue(name, **said))
+
+    def _one_unsent(self, place: int) -> str:
+        unsent = [row for row in self.outbox.rows.values() if row.sent_at is None]
+        names = [row.id for row in sorted(unsent, key=lambda row: row.place)] or self.names
+        return names[place % len(names)]
 
     def purge(self, ago: float, limit: int) -> None:
         """Sent events are forgotten."""
@@ -448,8 +477,9 @@ class _OutboxMachine(RuleBasedStateMachine):
 
     # --- relays -----------------------------------------------------------------------------------
 
-    def dispatch(self, lane: str, limit: int, script: list[Act]) -> None:
+    def dispatch(self, lane: str, limit: int, wait: bool, script: list[Act]) -> None:
         """One batch."""
+        self._wait_for(lane, wait)
         run = Run(self, oracle.Options("relay", limit, TTL), script)
         run.relaying = run.relay.dispatching(lane)
         with self._powered():
@@ -460,9 +490,11 @@ class _OutboxMachine(RuleBasedStateMachine):
             run.over(got)
 
     def relay(
-        self, lanes: tuple[str, ...], mark_every: int, max_attempts: int | None, limit: int, script: list[Act]
-    ) -> None:
+        self, lanes: tuple[str, ...], mark_every: int, max_attempts: int | None, limit: int, wait: bool,
+        script: list[Act],
+    ) -> None:  # fmt: skip
         """A relay until its lanes are empty, it is stopped, or it is killed."""
+        self._wait_for(lanes[0], wait)
         how = oracle.Options("relay", limit, TTL, mark_every, max_attempts)
         run = Run(self, how, script)
         run.relaying = run.relay.relaying([*lanes])
@@ -481,6 +513,14 @@ class _OutboxMachine(RuleBasedStateMachine):
         want = self.outbox.lanes.setdefault(lane, oracle.Lane()).claim(RIVAL, ttl, self.now)
         _agree("the rival's claim", got is not None, want)
 
+    def overtaken(self, by: str) -> None:
+        """The lease of the lane that is being sent runs out, and a rival takes it."""
+        self._wait_for(self.lane, True)
+        if by == "one that dies":
+            self.rival_holds(self.lane, TTL)
+        else:
+            self.rival_dispatches(self.lane, by == "one that fails")
+
     def rival_dispatches(self, lane: str, fails: bool) -> None:
         """Another relay has its turn on the lane, if it can."""
         run = Run(
@@ -488,6 +528,11 @@ class _OutboxMachine(RuleBasedStateMachine):
         )
         run.relaying = run.relay.dispatching(lane)
         run.over(_outcome(dispatch, self.store, run.send, lane=lane, owner=RIVAL, ttl=TTL))
+
+    def _wait_for(self, lane: str, wait: bool) -> None:
+        held = self.outbox.lanes.get(lane)
+        if wait and held is not None and held.owner is not None:
+            self.now = max(self.now, held.until)
 
     @contextmanager
     def _powered(self) -> Iterator[None]:
