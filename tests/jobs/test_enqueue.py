@@ -104,6 +104,19 @@ def test_the_limits_themselves_are_accepted(store: Store) -> None:
     assert row(store, longest, *given) == given
 
 
+def test_a_payload_reads_back_equal_from_the_job_and_from_the_lease(store: Store) -> None:
+    """FAULTS 62, and whatever else a JSON column would have changed."""
+    payloads: list[Any] = [
+        {"n": 2**53 + 1}, [2**63, 2**70, -(2**64)], [0.1, 1e308, 5e-324, -0.0, 1.0], "", None, False,
+        "\U0001f600 \u2028 \\ \x01\x7f", {"": {"a.b": [[], {}]}, "\u00e9": "e\u0301"}, "x" * 100_000,
+        "'; DROP TABLE x; --", "%s %(a)s ?",
+    ]  # fmt: skip
+    store.enqueue_many([{"id": f"j{n}", "payload": value} for n, value in enumerate(payloads)], now=T)
+    leases = store.claim_many("a", ttl=9, limit=99, now=T)
+    assert repr([lease.payload for lease in leases]) == repr(payloads)
+    assert repr([row(store, lease.id, "payload")["payload"] for lease in leases]) == repr(payloads)
+
+
 def test_ids_are_told_apart_byte_for_byte(store: Store) -> None:
     """FAULTS 59."""
     names = ["a", "A", "a ", " a", "á", "a\u0301", "ß", "ss", "SS", "\u00e9", "e\u0301", "e", "a\t", "\u212b"]

@@ -75,6 +75,7 @@ def test_everything_but_claim_and_renew_is_offered(session: Session) -> None:
 
 
 def test_every_verb_writes_in_the_caller_s_transaction_and_not_elsewhere(store: Store) -> None:
+    """FAULTS 71, too: a RETURNING that is not read to its end would keep SQLite from committing."""
     store.enqueue_many([{"id": id} for id in ("complete", "fail", "release", "many", "cancel")], now=T)
     store.enqueue_many([{"id": id} for id in ("quarantine", "requeue", "sweep", "purge")], now=T)
     leases = {id: claimed(store, id) for id in ("complete", "fail", "release", "many")}
