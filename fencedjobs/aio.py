@@ -94,6 +94,8 @@ class AsyncJobs:
     enqueue_many = _joined(JoinedJobs.enqueue_many)
     complete = _joined(JoinedJobs.complete)
     complete_many = _joined(JoinedJobs.complete_many)
+    checkpoint = _joined(JoinedJobs.checkpoint)
+    set_aside = _joined(JoinedJobs.set_aside)
     fail = _joined(JoinedJobs.fail)
     release = _joined(JoinedJobs.release)
     cancel = _joined(JoinedJobs.cancel)
@@ -277,6 +279,8 @@ class AsyncStore:
     renew_many = _awaited(Store.renew_many)
     complete = _awaited(Store.complete)
     complete_many = _awaited(Store.complete_many)
+    checkpoint = _awaited(Store.checkpoint)
+    set_aside = _awaited(Store.set_aside)
     fail = _awaited(Store.fail)
     release = _awaited(Store.release)
     cancel = _awaited(Store.cancel)
@@ -287,6 +291,7 @@ class AsyncStore:
     get = _awaited(Store.get)
     counts = _awaited(Store.counts)
     outcome = _awaited(Store.outcome)
+    now = _awaited(Store.now)
 
     def leases(self, model: type[Any], open: ColumnElement[bool] | None = None) -> AsyncStoreLeases:
         """The leases of a mapped class of the host with `LeaseMixin`; see `Store.leases`."""

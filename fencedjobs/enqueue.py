@@ -97,7 +97,12 @@ def _inserted(source: Mapping[str, ColumnElement[Any]], now: ColumnElement[float
     delay = source["delay"]
     plain = {name: source[name] for name in _NEW if name not in ("until", "delay", "created_at")}
     until = case((delay > 0, now + delay), else_=source["until"])
-    return {**plain, "until": until, "created_at": now}
+    due = case(
+        (delay > 0, now + delay),
+        (source["state"] == JobState.SCHEDULED.value, source["until"]),
+        else_=now,
+    )
+    return {**plain, "until": until, "due_at": due, "created_at": now}
 
 
 def _new_parameters(jobs: Leased) -> dict[str, ColumnElement[Any]]:

@@ -107,10 +107,16 @@ def _bury(
     ]
 
 
-def _granted(jobs: Leased) -> list[Column[Any]]:
+def _due_since(jobs: Leased) -> tuple[Column[Any], Any]:
+    """Of a job that is due: since when. It must be assigned before state and until are changed."""
     c = jobs.table.c
-    lease = [c.id, c.owner, c.fence, c.until, c.attempts, c.payload, c.kind, c.queue, c.deadline]
-    return [*lease, c.state, c.priority, c.seq]
+    return c.due_at, case((_is(c.state, *WAITING), c.until), else_=c.due_at)
+
+
+def _granted(jobs: Leased, now: ColumnElement[float]) -> list[ColumnElement[Any]]:
+    c = jobs.table.c
+    lease = [c.id, c.owner, c.fence, c.until, c.attempts, c.payload, c.kind, c.queue, c.deadline, c.progress]
+    return [*lease, (now - c.due_at).label("waited"), c.state, c.priority, c.seq]
 
 
 # --- claims (transactions of their own) -----------------------------------------------------------
@@ -121,17 +127,17 @@ def claim_named(jobs: Leased, given: bool) -> Transition:
     now = clock(NOW, given=given)
     free = or_(_is(jobs.table.c.state, JobState.READY), _due(jobs, now))
     where = and_(jobs.key == bindparam("job_id"), free)
-    return Transition(jobs, where, _grant(jobs, now), _granted(jobs))
+    return Transition(jobs, where, [_due_since(jobs), *_grant(jobs, now)], _granted(jobs, now))
 
 
 @remembered
 def take(jobs: Leased, given: bool, chosen: bool) -> Transition:
-    c = jobs.table.c
+    c, now = jobs.table.c, clock(NOW, given=given)
     where = and_(c.queue == bindparam("in_queue"), _is(c.state, JobState.READY))
     if chosen:
         where = and_(where, c.kind.in_(bindparam("kinds", expanding=True)))
     order = (c.priority.desc(), c.seq)
-    return Transition(jobs, where, _grant(jobs, clock(NOW, given=given)), _granted(jobs), order)
+    return Transition(jobs, where, _grant(jobs, now), _granted(jobs, now), order)
 
 
 @remembered
@@ -140,6 +146,7 @@ def promote(jobs: Leased, given: bool, states: tuple[JobState, ...]) -> Transiti
     c, now = jobs.table.c, clock(NOW, given=given)
     alive = _alive(jobs, now)
     values: list[tuple[Column[Any], Any]] = [
+        (c.due_at, c.until),
         (c.reason, case((alive, c.reason), else_=_why_dead(jobs, now))),
         (c.finished_at, case((alive, null()), else_=now)),
         (c.owner, null()),
@@ -181,9 +188,10 @@ def complete(jobs: Leased, given: bool) -> Update:
 
 
 @remembered
-def complete_all(jobs: Leased, given: bool) -> Change:
+def complete_all(jobs: Leased, given: bool, with_results: bool) -> Change:
     now = clock(NOW, given=given)
-    return Change(_completed(now, null()), (jobs.key, jobs.table.c.last_owner, jobs.fence), now)
+    result = jobs.table.c.result if with_results else None
+    return Change(_completed(now, null()), (jobs.key, jobs.table.c.last_owner, jobs.fence), now, result)
 
 
 def _completed(now: ColumnElement[float], result: Any) -> dict[str, Any]:
@@ -196,10 +204,12 @@ def give_back(jobs: Leased, timed: bool, given: bool, delayed: bool) -> Update:
     """Out of a lease and back to waiting: fail (timed) and release (not)."""
     c, now = jobs.table.c, clock(NOW, given=given)
     refund = bindparam("refund", type_=c.attempts.type)
+    later = now + bindparam("delay", type_=Double())
     values: dict[Any, Any] = {
         "state": (JobState.SCHEDULED if delayed else JobState.READY).value,
         "owner": None,
-        "until": now + bindparam("delay", type_=Double()) if delayed else 0.0,
+        "until": later if delayed else 0.0,
+        "due_at": later if delayed else now,
         "attempts": case((c.attempts > refund, c.attempts - refund), else_=0),
     }
     if timed:
@@ -214,6 +224,20 @@ def fail_for_good(jobs: Leased, given: bool) -> Update:
     values = dict(_bury(jobs, now, JobState.QUARANTINED, reason))
     values[c.errors] = bindparam("errors", type_=c.errors.type)
     return update(jobs.table).where(guard(jobs, ONE, now)).values(values)
+
+
+@remembered
+def end_aside(jobs: Leased, given: bool, state: JobState) -> Update:
+    """The attempt and the job end, without a result."""
+    now = clock(NOW, given=given)
+    reason = bindparam("reason", type_=jobs.table.c.reason.type)
+    return update(jobs.table).where(guard(jobs, ONE, now)).values(dict(_bury(jobs, now, state, reason)))
+
+
+@remembered
+def checkpoint(jobs: Leased, given: bool) -> Update:
+    reached = bindparam("reached", type_=jobs.table.c.progress.type)
+    return update(jobs.table).where(guard(jobs, ONE, clock(NOW, given=given))).values(progress=reached)
 
 
 @remembered
@@ -241,7 +265,7 @@ def set_aside(jobs: Leased, given: bool, state: JobState, sources: tuple[JobStat
 
 
 @remembered
-def requeue(jobs: Leased, mended: bool) -> Update:
+def requeue(jobs: Leased, given: bool, mended: bool) -> Update:
     c = jobs.table.c
     as_read = and_(
         jobs.key == bindparam("job_id"), c.state == bindparam("was"), c.fence == bindparam("had_fence")
@@ -250,12 +274,13 @@ def requeue(jobs: Leased, mended: bool) -> Update:
         "state": JobState.READY.value,
         "attempts": 0,
         "until": 0.0,
+        "due_at": clock(NOW, given=given),
         "reason": None,
         "finished_at": None,
         "requeues": bindparam("history", type_=c.requeues.type),
     }
     if mended:
-        values["payload"] = bindparam("mended", type_=c.payload.type)
+        values |= {"payload": bindparam("mended", type_=c.payload.type), "progress": None}
     return update(jobs.table).where(as_read).values(values)
 
 
@@ -290,8 +315,8 @@ def purge(jobs: Leased, forget: bool) -> tuple[Transition, ...]:
     ended = and_(_is(c.state, *ENDED), old)
     emptied = {
         "queue": "", "kind": "", "key": None, "priority": 0, "until": 0.0, "last_owner": None,
-        "attempts": 0, "deadline": None, "payload": "null", "result": None, "reason": None,
-        "errors": None, "requeues": None, "state": JobState.PURGED.value,
+        "attempts": 0, "deadline": None, "due_at": 0.0, "payload": "null", "progress": None, "result": None,
+        "reason": None, "errors": None, "requeues": None, "state": JobState.PURGED.value,
     }  # fmt: skip
     values = [(c[name], null() if value is None else value) for name, value in emptied.items()]
     return (
@@ -337,9 +362,9 @@ def outcome(jobs: Leased, row_locks: bool) -> Select[Any]:
 
 def record(row: Any) -> JobRecord:
     held = dict(row._mapping)
-    for name in ("seq", "named"):
+    for name in ("seq", "named", "due_at"):
         del held[name]
-    for name in ("payload", "result"):
+    for name in ("payload", "progress", "result"):
         held[name] = edge.decode(held[name])
     errors, requeues = edge.decode(held.pop("errors")), edge.decode(held.pop("requeues"))
     return JobRecord(
@@ -350,8 +375,11 @@ def record(row: Any) -> JobRecord:
 
 
 def lease(row: Any) -> JobLease:
-    id, owner, fence, until, attempt, text, kind, queue, deadline = row[:9]
-    return JobLease(id, owner, fence, until, attempt, json.loads(text), kind, queue, deadline)
+    id, owner, fence, until, attempt, text, kind, queue, deadline, reached, waited = row[:11]
+    return JobLease(
+        id, owner, fence, until, attempt, json.loads(text), kind, queue, deadline,
+        progress=None if reached is None else json.loads(reached), waited=max(0.0, float(waited)),
+    )  # fmt: skip
 
 
 def history(text: str | None, entry: JobError | Requeue) -> str:

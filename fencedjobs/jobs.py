@@ -12,7 +12,7 @@ from fencedjobs import payload as edge
 from fencedjobs.enqueue import BULK, MAX_ATTEMPTS, Enqueue, known, new_job
 from fencedjobs.errors import InvalidValue, LeaseLost, TransactionLost
 from fencedjobs.job_sql import FENCED, OPEN
-from fencedjobs.leases import at, lost_among, make, make_many, named
+from fencedjobs.leases import at, lost_among, make, make_many, named, still_held
 from fencedjobs.models import Job
 from fencedjobs.retry import Retry
 from fencedjobs.transaction import Transaction
@@ -23,6 +23,12 @@ _KEPT: Final[Any] = object()
 
 def _waiting(delay: float, refund: int) -> dict[str, Any]:
     return {"refund": refund} | ({"delay": delay} if delay > 0 else {})
+
+
+def _results(results: Sequence[Any], count: int) -> list[str | None]:
+    if len(results) != count:
+        raise InvalidValue("results", f"has {len(results)} values for {count} leases")
+    return [None if one is None else edge.encode(f"results[{n}]", one) for n, one in enumerate(results)]
 
 
 class JoinedJobs:
@@ -111,27 +117,44 @@ class JoinedJobs:
         ``results`` goes with ``leases``, one each. A lost lease keeps none of the others from being done.
         """
         leases = list(leases)
+        texts = [] if results is None else _results(results, len(leases))
         instant = self._tx.now(now)
-        if results is not None:
-            return self._complete_each(leases, results, instant)
-        change = sql.complete_all(self._jobs, instant is not None)
-        done = make_many(self._tx, self._jobs, leases, change, at(instant))
+        change = sql.complete_all(self._jobs, instant is not None, any(texts))
+        done = make_many(self._tx, self._jobs, leases, change, at(instant), texts if any(texts) else ())
         self._changed(*(lease.id for lease in leases))
         return lost_among(leases, done)
 
-    def _complete_each(
-        self, leases: list[JobLease], results: Sequence[Any], now: float | None
-    ) -> list[JobLease]:
-        if len(results) != len(leases):
-            raise InvalidValue("results", f"has {len(results)} values for {len(leases)} leases")
-        texts = [edge.encode(f"results[{n}]", result) for n, result in enumerate(results)]
-        statement, lost = sql.complete(self._jobs, now is not None), []
-        for lease, text in zip(leases, texts, strict=True):
-            parameters = named(lease) | at(now) | {"result": text}
-            if self._tx.execute(statement, parameters).rowcount != 1:
-                lost.append(lease)
-            self._changed(lease.id)
-        return lost
+    def set_aside(
+        self,
+        lease: JobLease,
+        reason: str,
+        *,
+        state: JobState = JobState.QUARANTINED,
+        now: float | None = None,
+    ) -> None:
+        """End the attempt and the job with it, without a result: `QUARANTINED` or `CANCELLED`.
+
+        For what no further attempt would change. The reason is kept with the job; an operator can
+        requeue it. `LeaseLost` unless the lease is held and runs.
+        """
+        if state not in (JobState.QUARANTINED, JobState.CANCELLED):
+            raise InvalidValue("state", f"must be quarantined or cancelled, got {state!r}")
+        text, instant = edge.reason("reason", reason), self._tx.now(now)
+        statement = sql.end_aside(self._jobs, instant is not None, JobState(state))
+        self._end(lease, statement, named(lease) | at(instant) | {"reason": text})
+
+    def checkpoint(self, lease: JobLease, data: Any, *, now: float | None = None) -> None:
+        """Keep a JSON value as the job's progress, which the next attempt finds in its lease.
+
+        It takes the place of the one before, and is there until the job is purged or requeued with
+        another payload. The lease goes on as it was. `LeaseLost` unless it is held and runs.
+        """
+        text, instant = edge.encode("data", data), self._tx.now(now)
+        statement = sql.checkpoint(self._jobs, instant is not None)
+        written = self._tx.execute(statement, named(lease) | at(instant) | {"reached": text}).rowcount
+        if written != 1 and not still_held(self._tx, self._jobs, lease, instant):
+            raise self._lost(lease)
+        self._changed(lease.id)
 
     def fail(
         self,
@@ -173,9 +196,7 @@ class JoinedJobs:
         delay = edge.duration("delay", delay)
         instant = self._tx.now(now)
         delayed = delay > 0
-        parameters = named(lease) | _waiting(delay, int(bool(refund)))
-        if delayed:
-            parameters |= at(instant)
+        parameters = named(lease) | at(instant) | _waiting(delay, int(bool(refund)))
         self._end(lease, sql.give_back(self._jobs, False, instant is not None, delayed), parameters)
 
     def _end(self, lease: JobLease, statement: Update, parameters: Mapping[str, Any]) -> None:
@@ -237,7 +258,8 @@ class JoinedJobs:
             return False
         entry = Requeue(row.read_at, by, reason, row.state, mended)
         as_read = {"was": row.state, "had_fence": row.fence, "history": sql.history(row.requeues, entry)}
-        if tx.execute(sql.requeue(jobs, mended), parameters | as_read).rowcount != 1:
+        requeuing = sql.requeue(jobs, instant is not None, mended)
+        if tx.execute(requeuing, parameters | as_read | at(instant)).rowcount != 1:
             raise TransactionLost(f"job {id!r} changed while it was locked: is this a transaction?")
         self._changed(id)
         return True

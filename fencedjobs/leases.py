@@ -11,7 +11,7 @@ and a locking read. Verbs do not see the difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, ParamSpec, TypeVar
@@ -51,6 +51,7 @@ T = TypeVar("T")
 NOW: Final[BindParameter[float]] = bindparam("now", type_=Instant())
 TTL: Final[BindParameter[float]] = bindparam("ttl", type_=Instant())
 CHUNK: Final = 200  # leases in one statement where they are listed in it
+_TEXT: Final = 1 << 20  # characters that they bring along; a packet of MariaDB has 16 MiB
 
 KEY: Final[BindParameter[Any]] = bindparam("held_id")
 _OWNER: Final = bindparam("held_owner", type_=Key())
@@ -178,6 +179,16 @@ def _renew(leased: Leased, given: bool, returning: bool) -> Update:
     return renewing.returning(leased.until) if returning else renewing
 
 
+def still_held(tx: Transaction, leased: Leased, lease: Lease, now: float | None) -> bool:
+    """After an UPDATE under the guard that counted no row: whether it only changed nothing.
+
+    Without FOUND_ROWS an UPDATE to the same values counts as none.
+    """
+    if tx.capabilities.update_returning:
+        return False
+    return tx.execute(_until(leased, now is not None), named(lease) | at(now)).scalar() is not None
+
+
 @remembered
 def _until(leased: Leased, given: bool) -> Select[Any]:
     return select(leased.until).where(guard(leased, ONE, clock(NOW, given=given))).with_for_update()
@@ -208,7 +219,7 @@ class Transition:
     leased: Leased
     where: ColumnElement[bool]
     values: Sequence[tuple[Column[Any], Any]] | None
-    returning: Sequence[Column[Any]]
+    returning: Sequence[ColumnElement[Any]]
     order: Sequence[ColumnElement[Any]] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
@@ -255,7 +266,7 @@ def _in_steps(tx: Transaction, transition: Transition, parameters: Mapping[str, 
     changed = tx.execute(write, {**parameters, **these}).rowcount
     if changed != len(seen):
         raise TransactionLost(f"{len(seen)} rows were locked, but {changed} changed: is this a transaction?")
-    return seen if transition.values is None else tx.execute(read, these).all()
+    return seen if transition.values is None else tx.execute(read, {**parameters, **these}).all()
 
 
 @remembered
@@ -280,7 +291,7 @@ def _version(leased: Leased) -> list[Column[Any]]:
     return [leased.row, leased.fence, *([] if leased.state is None else [leased.state])]
 
 
-def _picked(columns: Sequence[Column[Any]], transition: Transition, row_locks: bool) -> Select[Any]:
+def _picked(columns: Sequence[ColumnElement[Any]], transition: Transition, row_locks: bool) -> Select[Any]:
     picked = select(*columns).where(transition.where)
     if transition.several:
         picked = picked.order_by(*transition.order).limit(bindparam("limit"))
@@ -297,40 +308,60 @@ def _write(transition: Transition, where: ColumnElement[bool]) -> Any:
 # --- many named leases ----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What is written to leases that are held; ``now`` is the clock of the guard.
+
+    ``own`` is a column to which each lease brings a text of its own, or none.
+    """
+
+    values: Mapping[str, Any]
+    returning: Sequence[Column[Any]]
+    now: ColumnElement[float]
+    own: Column[Any] | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether it ends the leases, so that they cannot be asked for afterwards."""
+        return "owner" in self.values
+
+
 def make_many(
-    tx: Transaction, leased: Leased, leases: Sequence[Lease], change: Change, parameters: Mapping[str, Any]
+    tx: Transaction,
+    leased: Leased,
+    leases: Sequence[Lease],
+    change: Change,
+    parameters: Mapping[str, Any],
+    texts: Sequence[str | None] = (),
 ) -> Sequence[Any]:
-    """One change to many leases, each under its own guard; the rows that were held."""
+    """One change to many leases, each under its own guard; the rows that were held.
+
+    ``texts`` goes with ``leases``, one each, where the change has a column of their own.
+    """
     capabilities = tx.capabilities
     if not leases:
         return []
     if capabilities.arrays:
         statement = _many_as_arrays(leased, change)
-        return tx.execute(statement, {**parameters, **_arrays(leases)}).all()
+        return tx.execute(statement, {**parameters, **_arrays(leases, texts)}).all()
     rows: list[Any] = []
-    for start in range(0, len(leases), CHUNK):
-        chunk = {**parameters, **listed(leases[start : start + CHUNK])}
+    for some, theirs in _chunks(leases, texts):
+        size, own = _own(some, theirs)
+        chunk = {**parameters, **listed(some), **own}
         if capabilities.update_returning:
-            rows += tx.execute(_many_listed(leased, change, True), chunk).all()
+            rows += tx.execute(_many_listed(leased, change, size, True), chunk).all()
         else:
-            rows += _many_in_steps(tx, leased, change, chunk)
+            rows += _many_in_steps(tx, leased, change, size, chunk)
     return rows
 
 
-@dataclass(frozen=True, eq=False)
-class Change:
-    """What is written to leases that are held; ``now`` is the clock of the guard."""
-
-    values: Mapping[str, Any]
-    returning: Sequence[Column[Any]]
-    now: ColumnElement[float]
-
-
-def _arrays(leases: Sequence[Lease]) -> dict[str, Any]:
+def _arrays(leases: Sequence[Lease], texts: Sequence[str | None] = ()) -> dict[str, Any]:
+    owns = {"owns": list(texts)} if texts else {}
     return {
         "ids": [lease.id for lease in leases],
         "owners": [lease.owner for lease in leases],
         "fences": [lease.fence for lease in leases],
+        **owns,
     }
 
 
@@ -345,38 +376,79 @@ def from_arrays(**columns: Column[Any]) -> TableValuedAlias:
 
 @remembered
 def _many_as_arrays(leased: Leased, change: Change) -> Update:
-    given = from_arrays(ids=leased.key, owners=leased.owner, fences=leased.fence)
+    own = {} if change.own is None else {"owns": change.own}
+    given = from_arrays(ids=leased.key, owners=leased.owner, fences=leased.fence, **own)
+    values = {**change.values, **({} if change.own is None else {change.own.name: given.c.owns})}
     held = guard(leased, Held(given.c.ids, given.c.owners, given.c.fences), change.now)
-    return update(leased.table).where(held).values(change.values).returning(*change.returning)
+    return update(leased.table).where(held).values(values).returning(*change.returning)
+
+
+def _chunks(
+    leases: Sequence[Lease], texts: Sequence[str | None]
+) -> Iterator[tuple[Sequence[Lease], Sequence[str | None]]]:
+    """As many as one statement may list, with their texts, which may be long: a packet has a limit."""
+    start, room = 0, _TEXT
+    for place in range(len(leases)):
+        room -= len((texts[place] if texts else None) or "")
+        if place > start and (place - start == CHUNK or room < 0):
+            yield leases[start:place], texts[start:place]
+            start, room = place, _TEXT - len((texts[place] if texts else None) or "")
+    yield leases[start:], texts[start:]
+
+
+def _own(leases: Sequence[Lease], texts: Sequence[str | None]) -> tuple[int, dict[str, Any]]:
+    """The parameters of the leases that bring a text, and for how many the statement is made.
+
+    There are a few sizes only, so that statements are remembered; what is over matches no key.
+    """
+    those = [(lease.id, text) for lease, text in zip(leases, texts, strict=False) if text is not None]
+    size = 1 << (len(those) - 1).bit_length() if those else 0
+    pairs = those + [(None, None)] * (size - len(those))
+    keys = {f"own_key_{n}": key for n, (key, _) in enumerate(pairs)}
+    return size, keys | {f"own_text_{n}": text for n, (_, text) in enumerate(pairs)}
 
 
 @remembered
-def _many_listed(leased: Leased, change: Change, returning: bool) -> Update:
-    changing = update(leased.table).where(guard(leased, LISTED, change.now)).values(change.values)
+def _many_listed(leased: Leased, change: Change, size: int, returning: bool) -> Update:
+    values = dict(change.values)
+    if change.own is not None and size:
+        keys = (bindparam(f"own_key_{n}", type_=leased.key.type) for n in range(size))
+        texts = (bindparam(f"own_text_{n}", type_=change.own.type) for n in range(size))
+        values[change.own.name] = case(
+            *((leased.key == key, text) for key, text in zip(keys, texts, strict=True))
+        )
+    changing = update(leased.table).where(guard(leased, LISTED, change.now)).values(values)
     return changing.returning(*change.returning) if returning else changing
 
 
 @remembered
 def _locked_listed(leased: Leased, change: Change) -> Select[Any]:
-    return select(leased.key).where(guard(leased, LISTED, change.now)).with_for_update()
+    held = select(leased.key, leased.owner, leased.fence)
+    return held.where(guard(leased, LISTED, change.now)).with_for_update()
 
 
 @remembered
 def _read_listed(leased: Leased, change: Change) -> Select[Any]:
-    these = leased.key.in_(bindparam("held_ids", expanding=True))
-    return select(*change.returning).where(these).with_for_update()
+    return select(*change.returning).where(guard(leased, LISTED, change.now)).with_for_update()
 
 
 def _many_in_steps(
-    tx: Transaction, leased: Leased, change: Change, parameters: Mapping[str, Any]
+    tx: Transaction, leased: Leased, change: Change, size: int, parameters: Mapping[str, Any]
 ) -> Sequence[Any]:
-    held = {row[0] for row in tx.execute(_locked_listed(leased, change), parameters).all()}
-    if not held:
-        return []
-    kept = [triple for triple in parameters["held"] if triple[0] in held]
-    still = {**parameters, "held_ids": list(held), "held": kept}
-    tx.execute(_many_listed(leased, change, False), still)
-    return tx.execute(_read_listed(leased, change), {"held_ids": list(held)}).all()
+    """Without RETURNING: leases that end are locked first, those that go on are read afterwards."""
+    writing = _many_listed(leased, change, size, False)
+    if not change.ends:
+        tx.execute(writing, parameters)
+        return tx.execute(_read_listed(leased, change), parameters).all()
+    held = tx.execute(_locked_listed(leased, change), parameters).all()
+    if held:
+        these = {"held_ids": [row[0] for row in held], "held": [tuple(row) for row in held]}
+        changed = tx.execute(writing, {**parameters, **these}).rowcount
+        if changed != len(held):
+            raise TransactionLost(
+                f"{len(held)} leases were locked, but {changed} ended: is this a transaction?"
+            )
+    return held
 
 
 def lost_among(leases: Iterable[L], held: Iterable[Any]) -> list[L]:

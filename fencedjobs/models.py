@@ -58,7 +58,10 @@ class Base(DeclarativeBase):
 
 
 class Job(LeaseMixin, Base):
-    """One job. ``seq`` is its place in the order of insertion, ``id`` its identity."""
+    """One job. ``seq`` is its place in the order of insertion, ``id`` its identity.
+
+    ``due_at`` is since when the job can be claimed, or could when it was; ``progress`` its last checkpoint.
+    """
 
     __tablename__ = "fenced_jobs"
     __table_args__ = (
@@ -68,7 +71,7 @@ class Job(LeaseMixin, Base):
     )
     __fenced__ = frozenset(
         """seq id named queue kind key priority state owner until fence last_owner attempts max_attempts
-        deadline created_at finished_at payload result reason errors requeues""".split()
+        deadline due_at created_at finished_at payload progress result reason errors requeues""".split()
     )
 
     seq: Mapped[int] = mapped_column(Counter, autoincrement=True)
@@ -83,9 +86,11 @@ class Job(LeaseMixin, Base):
     attempts: Mapped[int] = mapped_column(Counter, server_default=text("0"))
     max_attempts: Mapped[int] = mapped_column(Counter, server_default=text("20"))
     deadline: Mapped[float | None] = mapped_column(Instant())
+    due_at: Mapped[float] = mapped_column(Instant())
     created_at: Mapped[float] = mapped_column(Instant())
     finished_at: Mapped[float | None] = mapped_column(Instant())
     payload: Mapped[str] = mapped_column(LongText())
+    progress: Mapped[str | None] = mapped_column(LongText())
     result: Mapped[str | None] = mapped_column(LongText())
     reason: Mapped[str | None] = mapped_column(LongText())
     errors: Mapped[str | None] = mapped_column(LongText())

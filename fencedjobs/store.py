@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -90,12 +90,16 @@ class Store:
     def _on(self, engine: Engine) -> Transactions:
         return Transactions(engine, schema=self._schema, clock=self._clock)
 
+    def on(self, engine: Engine) -> Self:
+        """The same store on another engine."""
+        return type(self)(engine, schema=self._schema, clock=self._clock)
+
     @property
     def owner(self) -> str:
         """The default owner: host, process and a random part, so that no two incarnations share it."""
         pid = os.getpid()
         if self._owner is None or self._owner[0] != pid:
-            self._owner = (pid, f"{socket.gethostname()[:200]}:{pid}:{secrets.token_hex(6)}")
+            self._owner = (pid, new_owner())
         return self._owner[1]
 
     def run(self, verb: Callable[[Transaction], T], *, subject: Any = None, reading: bool = False) -> T:
@@ -220,6 +224,8 @@ class Store:
     enqueue_many = own(JoinedJobs, JoinedJobs.enqueue_many)
     complete = own(JoinedJobs, JoinedJobs.complete)
     complete_many = own(JoinedJobs, JoinedJobs.complete_many)
+    checkpoint = own(JoinedJobs, JoinedJobs.checkpoint)
+    set_aside = own(JoinedJobs, JoinedJobs.set_aside)
     fail = own(JoinedJobs, JoinedJobs.fail)
     release = own(JoinedJobs, JoinedJobs.release)
     cancel = own(JoinedJobs, JoinedJobs.cancel)
@@ -301,6 +307,13 @@ class Store:
         locks = dialects.capabilities(self.transactions.engine.dialect).row_locks
         return self.run(lambda tx: Jobs(tx).outcome(lease), subject=lease, reading=locks)
 
+    def now(self) -> float:
+        """The instant that the store compares with: of its clock, else of the database's.
+
+        (Of the process's on SQLite, where SQL has milliseconds only.)
+        """
+        return self.run(Transaction.clock, reading=True)
+
     def leases(self, model: type[Any], open: ColumnElement[bool] | None = None) -> StoreLeases:
         """The leases of a mapped class of the host with `LeaseMixin`, each verb in an own transaction.
 
@@ -312,6 +325,11 @@ class Store:
     def who(self, owner: str | None) -> str:
         """The owner as given, or the default one."""
         return self.owner if owner is None else edge.key("owner", owner)
+
+
+def new_owner() -> str:
+    """The name of one incarnation of a worker: host, process and a random part."""
+    return f"{socket.gethostname()[:200]}:{os.getpid()}:{secrets.token_hex(6)}"
 
 
 def maker_of(bind: Any) -> Any:

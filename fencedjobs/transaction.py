@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, CursorResult, Executable, Table, event, inspect
+from sqlalchemy import Connection, CursorResult, Executable, Table, event, inspect, select
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import Session
 
@@ -94,6 +94,11 @@ class Transaction:
         if self._clock is not None:
             return payload.instant("clock", self._clock())
         return None if self.capabilities.sql_clock else dialects.process_clock()
+
+    def clock(self) -> float:
+        """The instant that a verb without ``now`` would compare with at this moment."""
+        own = self.now(None)
+        return float(self.execute(select(dialects.statement_now())).scalar_one()) if own is None else own
 
     def expire(self, model: type[Any] | None, key: Any, names: Sequence[str]) -> None:
         """Have the session read the fenced attributes again, if it holds this instance."""

@@ -43,13 +43,19 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class JobLease(Lease):
-    """A leased job: the lease and what the handler needs."""
+    """A leased job: the lease and what the handler needs.
+
+    ``progress`` is the last checkpoint, of this attempt or one before it; ``None`` if there is none.
+    ``waited`` is how many seconds the job could have been claimed before it was, never below 0.
+    """
 
     attempt: int
     payload: Any = field(hash=False)
     kind: str
     queue: str
     deadline: float | None
+    progress: Any = field(default=None, hash=False)
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +177,7 @@ class JobRecord:
     finished_at: float | None
     payload: Any = field(hash=False)
     result: Any = field(hash=False)
+    progress: Any = field(hash=False)  #: the last checkpoint
     reason: str | None
     last_owner: str | None
     errors: tuple[JobError, ...]

@@ -34,7 +34,7 @@ from fencedjobs.models import Job, Lock, tables
 from fencedjobs.retry import Retry
 from fencedjobs.testing.blocking import Blocking
 from fencedjobs.testing.model import Disagreement, JobModel, LockModel
-from fencedjobs.values import JobLease, JobRecord, Lease
+from fencedjobs.values import JobLease, JobRecord, JobState, Lease
 
 NAMES: Final = ("a", "A", "a ", "\u00e1", "a\u0301")  # five different ids, whatever the collation
 LOCKS: Final = ("cron", "Cron")
@@ -105,7 +105,7 @@ _queues, _limits = _one_of("default", "default", "shop"), _one_of(1, 2, 3)
 _ttls = _one_of(1.0, 2.5, 10.0, 1e-6)
 _forged = _one_of(None, None, None, None, None, "owner", "younger", "older", "id")
 _leases = st.builds(Past, _one_of(0, 0, 0, 1, 1, 2, 3, 5), _forged)
-_ends = _one_of("complete", "complete", "fail", "release", "renew")
+_ends = _one_of("complete", "complete", "fail", "release", "renew", "checkpoint", "set_aside")
 _few_leases = st.lists(_leases, max_size=4)
 
 
@@ -335,7 +335,7 @@ class JobMachine(RuleBasedStateMachine):
     # --- the end of an attempt --------------------------------------------------------------------
 
     def end(self, past: Past, end: str, retry: Retry | None, result: Any) -> None:
-        """Any end of an attempt, or a heartbeat, in time or late, by a lease that may be long gone."""
+        """Any end of an attempt, a heartbeat, a checkpoint: in time or late, by a lease that may be long gone."""
         lease = past.among(self.leases)
         if lease is None:
             return
@@ -346,6 +346,11 @@ class JobMachine(RuleBasedStateMachine):
             self.both("fail", lease, error, retry=retry, now=self.now)
         elif end == "renew":
             self.both("renew", lease, ttl=2.5, now=self.now)
+        elif end == "checkpoint":
+            self.both("checkpoint", lease, result, now=self.now)
+        elif end == "set_aside":
+            state = JobState.QUARANTINED if retry is None else JobState.CANCELLED
+            self.both("set_aside", lease, "hopeless", state=state, now=self.now)
         else:
             delay, refund = (1.0, True) if result else (0.0, retry is None)
             self.both("release", lease, delay=delay, refund=refund, now=self.now)

@@ -50,12 +50,14 @@ class Row:
     deadline: float | None
     max_attempts: int
     created_at: float
+    due_at: float  #: since when it can be claimed, or could
     fence: int = 0
     state: JobState = JobState.READY
     owner: str | None = None
     until: float = 0.0
     attempts: int = 0
     last_owner: str | None = None
+    progress: Any = None
     result: Any = None
     finished_at: float | None = None
     reasons: frozenset[str] | None = None  #: any of them may be given; ``None``: not said which
@@ -99,17 +101,24 @@ class Row:
 
     def wait(self, delay: float, now: float) -> None:
         """Back to the queue, at once or after a delay."""
+        self.due_at = now + delay
         if delay:
             self.leave(JobState.SCHEDULED, now + delay)
         else:
             self.leave(JobState.READY)
 
+    def since(self) -> float:
+        """Since when it can be claimed: a lease that ended makes it due anew."""
+        return self.until if self.state in WAITING else self.due_at
+
     def take(self, owner: str, ttl: float, now: float) -> JobLease:
         """One claim: one fence, one attempt, and no right beyond the deadline."""
+        self.due_at = self.since()
+        waited = max(0.0, now - self.due_at)
         self.state, self.owner, self.last_owner = JobState.LEASED, owner, owner
         self.fence += 1
         self.attempts += 1
-        return self.extend(ttl, now)
+        return replace(self.extend(ttl, now), waited=waited)
 
     def extend(self, ttl: float, now: float) -> JobLease:
         """Run until ``now + ttl``, or the deadline if that is earlier."""
@@ -120,7 +129,7 @@ class Row:
         """The lease that the row names."""
         return JobLease(
             self.id, str(self.owner), self.fence, self.until,
-            self.attempts, self.payload, self.kind, self.queue, self.deadline,
+            self.attempts, self.payload, self.kind, self.queue, self.deadline, progress=self.progress,
         )  # fmt: skip
 
     def differs(self, record: JobRecord | None) -> list[str]:
@@ -138,7 +147,7 @@ class Row:
         return wrong
 
 
-_ALWAYS: Final = ("id", "state", "owner", "until", "fence", "payload", "result", "queue")
+_ALWAYS: Final = ("id", "state", "owner", "until", "fence", "payload", "progress", "result", "queue")
 _LIVING: Final = (
     "kind", "key", "priority", "attempts", "max_attempts", "deadline", "created_at", "last_owner",
 )  # fmt: skip
@@ -177,10 +186,11 @@ class JobModel:
         self._places += 1
         row = Row(
             name, id is not None, self._places, payload, kind, queue, key, priority, deadline,
-            max_attempts, created_at=now, fence=there.fence if there else 0,
+            max_attempts, created_at=now, due_at=now, fence=there.fence if there else 0,
         )  # fmt: skip
         at = now + delay if delay else run_at
         if at is not None:
+            row.due_at = at
             row.leave(JobState.SCHEDULED, at)
         self.rows[name] = row
         return name
@@ -261,6 +271,7 @@ class JobModel:
         tied = sum(row.until <= bound for row in due) > limit
         late = [row for row in moved if row.until > bound or (tied and row.until == bound)]
         for row in moved:
+            row.due_at = row.until
             if row.spent(now):
                 row.set_aside(row.spent(now))
             else:
@@ -315,6 +326,18 @@ class JobModel:
         row.leave(JobState.DONE)
         row.result, row.finished_at = result, now
 
+    def checkpoint(self, lease: Lease, data: Any, *, now: float) -> None:
+        """How far the job has come, for the next attempt; the lease goes on."""
+        self._held(lease, now).progress = data
+
+    def set_aside(
+        self, lease: Lease, reason: str, *, state: JobState = JobState.QUARANTINED, now: float
+    ) -> None:
+        """No further attempt, whoever is left."""
+        row = self._held(lease, now)
+        row.leave(state)
+        row.reasons, row.finished_at = frozenset({reason}), now
+
     def complete_many(
         self, leases: Sequence[Lease], results: Sequence[Any] | None = None, *, now: float
     ) -> list[Lease]:
@@ -345,9 +368,10 @@ class JobModel:
         if seen is None:
             row.wait(bound, now)
         elif seen.state is JobState.READY:  # chance may say 0
-            row.leave(JobState.READY)
+            row.wait(0.0, now)
         else:
             _require(now <= seen.until <= now + bound, f"retry at {seen.until!r}, not {now!r} + 0…{bound!r}")
+            row.due_at = seen.until
             row.leave(JobState.SCHEDULED, seen.until)
 
     def release(self, lease: Lease, *, delay: float = 0, refund: bool = False, now: float) -> None:
@@ -382,9 +406,10 @@ class JobModel:
             return False
         mended = payload is not KEPT
         row.requeues = [*row.requeues, (now, by, reason, str(row.state), mended)][-HISTORY:]
-        row.leave(JobState.READY)
+        row.wait(0.0, now)
         row.reasons, row.attempts = None, 0
-        row.payload = payload if mended else row.payload
+        if mended:
+            row.payload, row.progress = payload, None
         return True
 
     def sweep(self, *, limit: int = 1000, now: float) -> int:
@@ -446,7 +471,7 @@ class JobModel:
 
 
 def _tombstone(row: Row) -> Row:
-    grave = Row(row.id, True, row.place, None, "", "", None, 0, None, 0, row.created_at, row.fence)
+    grave = Row(row.id, True, row.place, None, "", "", None, 0, None, 0, row.created_at, 0.0, row.fence)
     grave.state, grave.finished_at = JobState.PURGED, row.finished_at
     return grave
 

@@ -13,8 +13,9 @@ _NUMBERS: Final = {
                  SELECT n FROM s""",
 }
 _ROWS: Final = """
-    INSERT INTO fenced_jobs (id, queue, kind, state, owner, until, fence, created_at, finished_at, payload)
-    SELECT {id}, 'default', '', '{state}', {owner}, {until}, {fence}, 0, {finished}, 'null'
+    INSERT INTO fenced_jobs
+        (id, queue, kind, state, owner, until, fence, created_at, finished_at, due_at, payload)
+    SELECT {id}, 'default', '', '{state}', {owner}, {until}, {fence}, 0, {finished}, 0, 'null'
     FROM ({numbers}) AS numbers
 """
 

@@ -20,6 +20,7 @@ def test_a_claim_hands_over_everything_that_a_handler_needs(store: Store) -> Non
     assert seen == {
         "id": "order-7", "owner": "a", "fence": 1, "until": T + 30, "attempt": 1,
         "payload": {"qty": 7}, "kind": "pack", "queue": "shop", "deadline": T + 1000,
+        "progress": None, "waited": 0.0,
     }  # fmt: skip
 
 

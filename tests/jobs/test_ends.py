@@ -324,6 +324,24 @@ def test_more_than_one_statement_can_list_is_still_exact(sync_store: Store) -> N
     assert sync_store.counts()["default"] == {JobState.DONE: 441, JobState.CANCELLED: 9}
 
 
+def test_many_results_are_each_under_the_guard_of_their_own_lease(sync_store: Store) -> None:
+    """More than one statement lists, with long results among them, some without, and some lost."""
+    sync_store.enqueue_many([{"id": f"j{n}"} for n in range(450)], now=T)
+    leases = sync_store.claim_many("a", ttl=30, limit=450, now=T)
+    for n in range(0, 450, 50):
+        sync_store.release(leases[n], now=T)
+        claimed(sync_store, f"j{n}", "b")
+    results = [None if n % 3 == 0 else {"n": n} if n % 101 else "x" * 700_000 for n in range(450)]
+    lost = sync_store.complete_many(leases, results, now=T + 1)
+    assert ids(lost) == [f"j{n}" for n in range(0, 450, 50)]
+    for n, result in enumerate(results):
+        taken = n % 50 == 0
+        expected = (
+            {"state": JobState.LEASED, "result": None} if taken else {"state": "done", "result": result}
+        )
+        assert row(sync_store, f"j{n}", *expected) == expected
+
+
 def test_renewal_does_not_revive(store: Store) -> None:
     store.enqueue("j", now=T)
     lease = claimed(store, "j", ttl=10)

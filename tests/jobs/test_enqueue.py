@@ -21,7 +21,7 @@ def test_a_new_job_waits_as_it_was_given(store: Store) -> None:
     expected = given | {
         "id": "order-7", "state": JobState.READY, "owner": None, "until": 0.0, "fence": 0, "attempts": 0,
         "created_at": T, "finished_at": None, "result": None, "reason": None, "last_owner": None,
-        "errors": (), "requeues": (),
+        "errors": (), "requeues": (), "progress": None,
     }  # fmt: skip
     assert row(store, "order-7", *expected) == expected
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from fencedjobs import JobState, LeaseLost, Retry, Store, UnitOfWork, UnsupportedDatabase
 from tests.databases import Database
-from tests.jobs.helpers import T, claimed, on, row
+from tests.jobs.helpers import T, claimed, lost, on, row
 
 AT_ONCE = Retry(base=0)
 
@@ -48,8 +48,11 @@ def test_every_verb_answers_the_same_where_only_changed_rows_are_counted(databas
         for _ in range(2):
             assert [store.renew(lease, ttl=9, now=T) for lease in leases] == leases
             assert store.renew_many(leases, ttl=9, now=T) == leases
+            store.checkpoint(leases[0], [1], now=T)
         store.complete(leases[0], now=T)
-        assert store.complete_many(leases[1:3], now=T) == []
+        assert lost(store.checkpoint, leases[0], [1], now=T)
+        assert store.complete_many(leases[1:2], now=T) == []
+        assert store.complete_many(leases[1:3], ["x", None], now=T) == leases[1:2]
         assert store.complete_many(leases[:3], now=T) == leases[:3]
         store.release(leases[3], now=T)
         assert store.fail(leases[4], "x", retry=AT_ONCE, now=T) is JobState.READY

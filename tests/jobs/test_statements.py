@@ -58,9 +58,12 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "complete": ["UPDATE"],
         "release": ["UPDATE"],
         "fail": ["SELECT", "UPDATE"],
+        "checkpoint": ["UPDATE"],
+        "set aside": ["UPDATE"],
         "claim 100": ["UPDATE", "UPDATE"],
         "renew 100": ["UPDATE"],
         "complete 100": ["UPDATE"],
+        "complete 100 with results": ["UPDATE"],
         "enqueue 1000": ["INSERT"],
         "get": ["SELECT"],
         "lock": ["UPDATE"],
@@ -75,9 +78,12 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "complete": ["UPDATE"],
         "release": ["UPDATE"],
         "fail": ["SELECT", "UPDATE"],
+        "checkpoint": ["UPDATE"],
+        "set aside": ["UPDATE"],
         "claim 100": ["SELECT", "SELECT", "SELECT", "UPDATE", "SELECT"],
-        "renew 100": ["SELECT", "UPDATE", "SELECT"],
-        "complete 100": ["SELECT", "UPDATE", "SELECT"],
+        "renew 100": ["UPDATE", "SELECT"],
+        "complete 100": ["SELECT", "UPDATE"],
+        "complete 100 with results": ["SELECT", "UPDATE"],
         "enqueue 1000": ["SELECT", "INSERT"],
         "get": ["SELECT"],
         "lock": ["SELECT", "UPDATE", "SELECT"],
@@ -92,9 +98,12 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "complete": ["UPDATE"],
         "release": ["UPDATE"],
         "fail": ["SELECT", "UPDATE"],
+        "checkpoint": ["UPDATE"],
+        "set aside": ["UPDATE"],
         "claim 100": ["UPDATE", "UPDATE"],
         "renew 100": ["UPDATE"],
         "complete 100": ["UPDATE"],
+        "complete 100 with results": ["UPDATE"],
         "enqueue 1000": ["SELECT", "SAVEPOINT", "INSERT", "RELEASE"],
         "get": ["SELECT"],
         "lock": ["UPDATE"],
@@ -114,6 +123,9 @@ def all_verbs(store: Store) -> dict[str, Callable[[], Any]]:
         found: JobLease = held[name]
         return found
 
+    def half() -> list[JobLease]:
+        return list(held["many"][1::2])
+
     store.locks.claim("l", "w", ttl=1, now=T)
     return {
         "claim of nothing": lambda: store.claim("w", ttl=9, now=T),
@@ -129,7 +141,10 @@ def all_verbs(store: Store) -> dict[str, Callable[[], Any]]:
         "claim 100": lambda: keep("many", store.claim_many("w", ttl=9, limit=100, now=T)),
         "renew 100": lambda: store.renew_many(held["many"], ttl=9, now=T),
         "fail": lambda: store.fail(held["many"].pop(), "x", retry=Retry(base=0), now=T),
-        "complete 100": lambda: store.complete_many(held["many"], now=T),
+        "checkpoint": lambda: store.checkpoint(held["many"][-1], {"page": 1}, now=T),
+        "set aside": lambda: store.set_aside(held["many"].pop(), "odd", now=T),
+        "complete 100": lambda: store.complete_many(held["many"][::2], now=T),
+        "complete 100 with results": lambda: store.complete_many(half(), [{"n": 1}] * len(half()), now=T),
         "lock": lambda: store.locks.claim("l", "w", ttl=1, now=T + 1),
     }
 
@@ -163,7 +178,8 @@ def test_what_writes_on_sqlite_begins_immediate(engine: Engine) -> None:
 #: round trips to MariaDB: three around each transaction (its isolation level, its end, the pool's reset)
 TRIPS = {
     "enqueue": 5, "enqueue an id that exists": 4, "claim": 8, "claim by id": 6, "claim of nothing": 7,
-    "renew": 5, "complete": 4, "release": 4, "fail": 5, "claim 100": 8, "renew 100": 6, "complete 100": 6,
+    "renew": 5, "complete": 4, "release": 4, "fail": 5, "claim 100": 8, "renew 100": 5, "complete 100": 5,
+    "complete 100 with results": 5, "checkpoint": 4, "set aside": 4,
     "enqueue 1000": 6, "get": 4, "lock": 6,
 }  # fmt: skip
 
