@@ -18,18 +18,24 @@ from fencedjobs.errors import (
     UnfencedWrite,
     UnsupportedDatabase,
 )
+from fencedjobs.handlers import Cancel, Quarantine, Snooze
+from fencedjobs.maintenance import Maintenance
 from fencedjobs.models import LeaseMixin
 from fencedjobs.retry import Retry
 from fencedjobs.store import Store
 from fencedjobs.uow import UnitOfWork
 from fencedjobs.values import Event, JobLease, JobRecord, JobState, Lease, Outcome
+from fencedjobs.worker import Worker
 
 if TYPE_CHECKING:
     from fencedjobs.aio import AsyncStore, AsyncUnitOfWork
+    from fencedjobs.aio_worker import AsyncWorker
 
 __all__ = [
     "AsyncStore",
     "AsyncUnitOfWork",
+    "AsyncWorker",
+    "Cancel",
     "Event",
     "FencedJobsError",
     "InboxConflict",
@@ -40,17 +46,21 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LeaseMixin",
+    "Maintenance",
     "NotAcknowledged",
     "OutboxConflict",
     "Outcome",
     "OutcomeUnknown",
+    "Quarantine",
     "Retry",
     "SchemaMismatch",
+    "Snooze",
     "Store",
     "TransactionLost",
     "UnfencedWrite",
     "UnitOfWork",
     "UnsupportedDatabase",
+    "Worker",
 ]
 
 
@@ -60,4 +70,8 @@ def __getattr__(name: str) -> Any:
         from fencedjobs import aio
 
         return getattr(aio, name)
+    if name == "AsyncWorker":
+        from fencedjobs.aio_worker import AsyncWorker
+
+        return AsyncWorker
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,9 @@ PACKAGE = ROOT / "fencedjobs"
 ORDER = """
     errors values retry payload dialects models metrics schema transaction
     leases row_leases job_sql enqueue jobs claims locks outbox lanes inbox guards
-    own facets uow store aio batch relay aio_relay worker aio_worker senders service cli testing
+    own facets uow store aio batch relay aio_relay
+    handlers attempt line threads settling heartbeat maintenance context room worker aio_worker prometheus
+    senders service cli testing
 """.split()
 
 #: An oracle that shares the rules shares the mistakes.

@@ -97,6 +97,8 @@ def _told(what: Observed, facts: dict[str, Any]) -> str:
             return "another relay has taken the lane"
         case Observed.TROUBLE:
             return f"TROUBLE: {_first_line(facts['error'])}"
+        case _:
+            return what.value
 
 
 def _first_line(error: str) -> str:

@@ -1,0 +1,379 @@
+"""The engine room of a worker: claims what there is room for, and sees every attempt to its end.
+
+Its threads have connections of their own and never wait for a handler. Handlers run elsewhere: in
+threads (`worker`) or on the caller's event loop (`aio_worker`).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol
+
+from fencedjobs import dialects, threads
+from fencedjobs.attempt import Attempt, InHand, clock
+from fencedjobs.errors import OutcomeUnknown, SchemaMismatch, UnsupportedDatabase
+from fencedjobs.handlers import Handlers
+from fencedjobs.heartbeat import Heartbeat
+from fencedjobs.line import Backoff, Line
+from fencedjobs.maintenance import Housekeeper, Maintenance
+from fencedjobs.metrics import Observed, Observer
+from fencedjobs.settling import Ending, Failed, GivenBack, Settler, ending_of
+from fencedjobs.store import Store
+from fencedjobs.values import JobLease
+
+_LAST_WORDS: Final = 5.0  # seconds for what is still to be written when the worker stops
+_AHEAD: Final = 400  # finished jobs that are not written down yet, before no more are claimed
+_LISTEN: Final = 1.0  # seconds in which a listener looks whether it is to stop
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a worker works."""
+
+    owner: str
+    queues: tuple[str, ...]
+    concurrency: int
+    ttl: float
+    grace: float
+    poll: float
+    listen: bool
+    maintenance: Maintenance | None
+    until_empty: bool
+
+
+class Executor(Protocol):
+    """Where handlers run."""
+
+    def start(self, attempts: list[Attempt]) -> None:
+        """Have the handlers called; `Room.finished` is told when they return."""
+
+    def abandon(self, attempt: Attempt) -> None:
+        """Nobody waits for this handler any more: it does not take a place."""
+
+    def close(self) -> None:
+        """There will be no more attempts."""
+
+
+class Room:
+    """Runs in a thread of its own until it is told to stop, or nothing is left to do."""
+
+    def __init__(self, store: Store, handlers: Handlers, plan: Plan, observe: Observer) -> None:
+        self._store = store
+        self._handlers = handlers
+        self._plan = plan
+        self._observe = observe
+        self._in_hand = InHand()
+        self._owned = partial(observe, owner=plan.owner)  # where nothing else says whose it is
+        self._settler = Settler(self._owned, self._settled)
+        self._heartbeat = Heartbeat(self._in_hand, plan.ttl, self._owned)
+        self._executor: Executor | None = None
+        self._woken: SimpleQueue[None] = SimpleQueue()  # signals call `stop`: its `put` may interrupt itself
+        self._busy = 0
+        self._lock = threading.Lock()
+        self._look_at = 0.0
+        self._idle = Pauses(plan.poll)
+        self._backoff = Backoff(0.25, max(plan.poll, 5.0))
+        self._stops = 0
+        self._stopped_at: float | None = None
+        self._ended: Callable[[], object] = lambda: None
+        self.completed = 0
+        self.error: BaseException | None = None  #: a mistake in the worker itself
+
+    @property
+    def owner(self) -> str:
+        return self._plan.owner
+
+    # --- from outside ---------------------------------------------------------------------------
+
+    def start(self, executor: Executor, ended: Callable[[], object]) -> None:
+        """Start; ``ended`` is called, in the room's thread, when all is over."""
+        self._executor, self._ended = executor, ended
+        threads.start("room", self._run)
+
+    def stop(self) -> None:
+        """Claim no more, let handlers finish within the grace; the second time do not wait for them."""
+        self._stops += 1
+        self._woken.put(None)
+
+    def finished(self, attempt: Attempt, result: Any, error: BaseException | None) -> bool:
+        """A handler has returned or raised; false if it was given up before."""
+        first = attempt.end()
+        if first:
+            self._free()
+        if attempt.failure is not None and error is None:
+            error = attempt.failure  # of its transaction, which the handler has swallowed
+        if attempt.completed:
+            self._in_hand.discard(attempt)
+            if error is not None or result is not None:
+                self._ignore(attempt, result if error is None else repr(error))
+        elif not first or attempt.is_over(error):
+            self._too_late(attempt, first, error)
+        else:
+            unknown = isinstance(error, OutcomeUnknown) and error.subject == attempt.lease
+            self._settler.put(attempt, ending_of(attempt.handler, result, error), unknown=unknown)
+        self._woken.put(None)
+        return first
+
+    def committed(self, attempt: Attempt) -> None:
+        """A handler's own transaction has completed the job."""
+        self._in_hand.discard(attempt)
+        self._count()
+        facts = attempt.facts() | {"seconds": attempt.seconds, "remaining": attempt.remaining}
+        self._observe(Observed.COMPLETED, **facts)
+
+    # --- the ends of attempts -------------------------------------------------------------------
+
+    def _too_late(self, attempt: Attempt, first: bool, error: BaseException | None) -> None:
+        """The end of a handler whose job is not its own any more."""
+        if first:
+            self._in_hand.discard(attempt)
+        if error is None or error is attempt.failure:
+            what = "Done" if error is None else "transaction"
+            self._observe(Observed.REFUSED, **attempt.facts(), seconds=attempt.seconds, what=what)
+        elif not attempt.lost.is_set():
+            self._heartbeat.give_up(attempt, "the database has refused what the handler did")
+
+    def _ignore(self, attempt: Attempt, what: Any) -> None:
+        self._observe(Observed.IGNORED, **attempt.facts(), what=what)
+
+    def _settled(self, attempt: Attempt, what: Observed) -> None:
+        self._in_hand.discard(attempt)
+        if what is Observed.COMPLETED:
+            self._count()
+        if not len(self._in_hand):
+            self._woken.put(None)
+
+    def _count(self) -> None:
+        with self._lock:
+            self.completed += 1
+
+    def _free(self) -> None:
+        with self._lock:
+            self._busy -= 1
+
+    def _abandon(self, attempt: Attempt, ending: Ending) -> None:
+        """End an attempt over its handler's head."""
+        if not attempt.end():
+            return
+        attempt.lose()
+        self._free()
+        if attempt.started is not None and self._executor is not None:
+            self._executor.abandon(attempt)
+        self._settler.put(attempt, ending)
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        plan = self._plan
+        parts = [
+            self._part("settling", self._settler.run),
+            self._part("heartbeat", self._heartbeat.run),
+        ]
+        keeper = None
+        if plan.maintenance is not None:
+            keeper = Housekeeper(plan.maintenance, plan.owner, self._owned)
+            self._part("maintenance", keeper.run)
+        if plan.listen:
+            self._part("listening", self._listen)
+        self._part("claims", self._claims).join()
+        self._stops += 2
+        if keeper is not None:
+            keeper.stop()
+        self._settler.stop()
+        parts[0].join(_LAST_WORDS)
+        self._heartbeat.stop()
+        if self._executor is not None:
+            self._executor.close()
+        self._ended()
+
+    def _part(self, name: str, run: Callable[[Line], None]) -> threading.Thread:
+        def body() -> None:
+            try:
+                with Line(self._store) as line:
+                    run(line)
+            except BaseException as error:  # noqa: BLE001 - a worker must not go on with half its parts
+                self.error = self.error or error
+                self._stops += 2
+                self._woken.put(None)
+
+        return threads.start(name, body)
+
+    def _claims(self, line: Line) -> None:
+        while not self._is_over():
+            pause = self._turn(line)
+            if pause > 0:
+                self._sleep(pause)
+
+    def _is_over(self) -> bool:
+        if self.error is not None:
+            return True
+        if self._stopped_at is None:
+            return False
+        last_words = self._stopped_at + (0 if self._stops > 1 else self._plan.grace) + _LAST_WORDS
+        return not len(self._in_hand) or clock() > last_words
+
+    def _turn(self, line: Line) -> float:
+        """One look at everything; the seconds until the next."""
+        soonest = self._watch()
+        if self._stops:
+            return self._wind_up(soonest)
+        if self._plan.until_empty and not len(self._in_hand):
+            self._look_at = 0.0
+        room = self._places()
+        if room > 0 and clock() >= self._look_at:
+            if self._look(line, room):
+                return 0.0
+            if self._plan.until_empty and not len(self._in_hand) and not self._backoff.failures:
+                self._stops += 1
+                return 0.0
+        look = self._look_at if room > 0 else clock() + self._plan.poll
+        return max(0.0, min(look, soonest) - clock())
+
+    def _look(self, line: Line, room: int) -> bool:
+        """Claim for all the room there is; whether there may be more to claim."""
+        try:
+            found = self._claim_all(line, room)
+        except (SchemaMismatch, UnsupportedDatabase):
+            raise  # no time will mend that
+        except Exception as error:  # noqa: BLE001 - whatever the database raises: wait, and try again
+            self._look_at = clock() + self._backoff.failed() * random.uniform(0.5, 1)
+            self._trouble("claims", error)
+            return False
+        self._backoff.succeeded()
+        full = found >= room
+        self._look_at = clock() + (0 if full else self._idle.next(found > 0))
+        return full
+
+    def _claim_all(self, line: Line, room: int) -> int:
+        """Claim from the queues in their order; how many jobs there were."""
+        plan, kinds, left = self._plan, self._handlers.kinds, room
+        for queue in plan.queues:
+            sent = clock()
+            claim = partial(_claim, plan.owner, plan.ttl, left, queue, kinds)
+            if leases := line.call(claim):
+                self._take(line, leases, sent)
+                left -= len(leases)
+            if not left:
+                break
+        return room - left
+
+    def _places(self) -> int:
+        """How many more jobs can be taken; few when what is finished cannot be written down as fast."""
+        concurrency = self._plan.concurrency
+        return min(concurrency - self._busy, concurrency + _AHEAD - len(self._in_hand))
+
+    def _take(self, line: Line, leases: Sequence[JobLease], sent: float) -> None:
+        ends, attempts = sent + self._plan.ttl, []
+        for lease, latest in zip(leases, self._deadlines(line, leases), strict=True):
+            attempts.append(Attempt(lease, self._handlers.of(lease.kind), ends, latest))
+            self._observe(Observed.CLAIMED, **attempts[-1].facts(), waited=lease.waited)
+        self._in_hand.add(attempts)
+        with self._lock:
+            self._busy += len(attempts)
+        for stale in [attempt for attempt in attempts if attempt.remaining <= 0]:
+            attempts.remove(stale)
+            self._abandon(stale, GivenBack("the claim took longer than its lease"))
+        assert self._executor is not None
+        self._executor.start(attempts)
+
+    def _deadlines(self, line: Line, leases: Sequence[JobLease]) -> list[float]:
+        """When the jobs must have ended, by the local clock: never later than by the database's."""
+        deadlines = [float("inf") if lease.deadline is None else lease.deadline for lease in leases]
+        if min(deadlines) < float("inf"):
+            asked = clock()
+            try:
+                now = line.call(Store.now)
+            except Exception as error:  # noqa: BLE001 - the leases are ours all the same
+                self._trouble("claims", error)
+                return [float("inf")] * len(leases)
+            return [asked + deadline - now for deadline in deadlines]
+        return deadlines
+
+    def _watch(self) -> float:
+        """Give up what is lost or has run too long; when to look again, by the local clock."""
+        soonest = self._heartbeat.overlooked()
+        for attempt in self._in_hand.all():
+            if (overdue := attempt.overdue_at) <= clock():
+                limit = attempt.handler.max_runtime
+                error = TimeoutError(f"the handler ran longer than its max_runtime of {limit:g} s")
+                self._abandon(attempt, Failed(error, attempt.handler.retry))
+            else:
+                soonest = min(soonest, overdue)
+        return soonest
+
+    def _wind_up(self, soonest: float) -> float:
+        """After `stop`: give back what has not begun; when the grace is over, the rest too."""
+        if self._stopped_at is None:
+            self._stopped_at = clock()
+            self._owned(Observed.STOPPING, running=self._busy)
+        if not len(self._in_hand):
+            return 0.0
+        over = self._stopped_at + (0.0 if self._stops > 1 else self._plan.grace)
+        for attempt in self._in_hand.all():
+            if attempt.started is None or clock() >= over:
+                self._abandon(attempt, GivenBack("the worker stops"))
+        return max(0.0, min(max(over, clock() + 0.05), soonest) - clock())
+
+    def _sleep(self, seconds: float) -> None:
+        try:
+            self._woken.get(timeout=seconds)
+            while True:
+                self._woken.get_nowait()
+        except Empty:
+            pass
+
+    def _trouble(self, part: str, error: Exception) -> None:
+        self._owned(Observed.WORKER_TROUBLE, part=part, error=repr(error))
+
+    # --- notifications --------------------------------------------------------------------------
+
+    def _listen(self, line: Line) -> None:
+        """Look as soon as a job is announced. One that is missed costs a poll, so nothing is lost."""
+        backoff = Backoff(1.0, 30.0)
+        while not self._stops:
+            try:
+                if not line.call(self._hear):
+                    return
+                backoff.succeeded()
+            except Exception as error:  # noqa: BLE001 - polling goes on; listen again later
+                self._trouble("listening", error)
+                threading.Event().wait(backoff.failed())
+
+    def _hear(self, store: Store) -> bool:
+        with store.transactions.engine.connect() as connection:
+            wait = dialects.listening(connection)
+            if wait is None:
+                return False
+            self._notified()  # of what was announced before
+            while not self._stops:
+                if wait(_LISTEN):
+                    self._notified()
+        return True
+
+    def _notified(self) -> None:
+        self._look_at = 0.0
+        self._woken.put(None)
+
+
+def _claim(
+    owner: str, ttl: float, limit: int, queue: str, kinds: Sequence[str], store: Store
+) -> list[JobLease]:
+    return store.claim_many(owner, ttl=ttl, limit=limit, queue=queue, kinds=kinds)
+
+
+class Pauses:
+    """How long to wait before an empty queue is looked at again: longer and longer, up to ``poll``."""
+
+    def __init__(self, poll: float) -> None:
+        self._poll = poll
+        self._bound = poll / 16
+
+    def next(self, found: bool) -> float:
+        """The next pause; from the start if something was found. Jittered, so that workers spread out."""
+        self._bound = self._poll / 16 if found else min(2 * self._bound, self._poll)
+        return self._bound * random.uniform(0.5, 1)

@@ -1,0 +1,269 @@
+"""How attempts end: what becomes of them, written in batches by a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol
+
+from fencedjobs import payload as edge
+from fencedjobs.attempt import Attempt
+from fencedjobs.errors import InvalidValue, LeaseLost, OutcomeUnknown
+from fencedjobs.handlers import Cancel, Handler, Quarantine, Snooze
+from fencedjobs.line import Backoff, Line
+from fencedjobs.metrics import Observed, Observer
+from fencedjobs.retry import Retry
+from fencedjobs.store import Store
+from fencedjobs.values import JobState, Outcome
+
+_BATCH: Final = 200  # endings in one round
+
+
+class Ending(Protocol):
+    """What becomes of an attempt."""
+
+    def write(self, store: Store, attempt: Attempt) -> None:
+        """Write it under the lease; `LeaseLost` if that is over."""
+
+    def observed(self) -> tuple[Observed, dict[str, Any]]:
+        """What happened, once it is written."""
+
+
+@dataclass(slots=True)
+class Done:
+    """The handler has returned."""
+
+    result: Any
+
+    def write(self, store: Store, attempt: Attempt) -> None:
+        store.complete(attempt.lease, self.result)
+
+    def observed(self) -> tuple[Observed, dict[str, Any]]:
+        return Observed.COMPLETED, {}
+
+
+@dataclass(slots=True)
+class Failed:
+    """The handler has raised, or run too long: tried again as ``retry`` says."""
+
+    error: BaseException | str
+    retry: Retry | None
+    state: JobState | None = None
+
+    def write(self, store: Store, attempt: Attempt) -> None:
+        self.state = store.fail(attempt.lease, self.error, retry=self.retry)
+
+    def observed(self) -> tuple[Observed, dict[str, Any]]:
+        what = Observed.JOB_QUARANTINED if self.state is JobState.QUARANTINED else Observed.RETRIED
+        return what, {"error": ": ".join(edge.described(self.error)), "state": str(self.state)}
+
+
+@dataclass(slots=True)
+class GivenBack:
+    """Unfinished, and the attempt is not charged."""
+
+    why: str
+    delay: float | None = None
+
+    def write(self, store: Store, attempt: Attempt) -> None:
+        store.release(attempt.lease, delay=self.delay or 0, refund=True)
+
+    def observed(self) -> tuple[Observed, dict[str, Any]]:
+        if self.delay is None:
+            return Observed.GIVEN_BACK, {"why": self.why}
+        return Observed.SNOOZED, {"delay": self.delay}
+
+
+@dataclass(slots=True)
+class SetAside:
+    """Not to be tried again."""
+
+    reason: str
+    state: JobState
+
+    def write(self, store: Store, attempt: Attempt) -> None:
+        store.set_aside(attempt.lease, self.reason, state=self.state)
+
+    def observed(self) -> tuple[Observed, dict[str, Any]]:
+        cancelled = self.state is JobState.CANCELLED
+        return Observed.CANCELLED if cancelled else Observed.JOB_QUARANTINED, {"error": self.reason}
+
+
+def ending_of(handler: Handler, result: Any, error: BaseException | None) -> Ending:
+    """What becomes of an attempt whose handler returned ``result`` or raised ``error``."""
+    match error:
+        case None:
+            return _done(result)
+        case Snooze(seconds=seconds):
+            return GivenBack("snoozed", seconds)
+        case Quarantine(reason=reason):
+            return SetAside(reason, JobState.QUARANTINED)
+        case Cancel(reason=reason):
+            return SetAside(reason, JobState.CANCELLED)
+        case _:
+            return Failed(error, handler.retry)
+
+
+def _done(result: Any) -> Ending:
+    """Done; a result that cannot be kept would be refused again and again, so that a person must look."""
+    try:
+        if result is not None:
+            edge.encode("result", result)
+    except InvalidValue as error:
+        return Failed(error, None)
+    return Done(result)
+
+
+# --- the thread -----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class _Item:
+    attempt: Attempt
+    ending: Ending
+    unknown: bool = False  #: whether an answer to COMMIT was lost, so that the row must be asked first
+    tries: int = 0  #: those that failed least go first, and by itself what has failed with others
+
+
+class Settler:
+    """Writes endings down: completions that are there together in one statement, the others one by one.
+
+    While the database is away an ending is tried again for as long as the lease lasts; then the job
+    is another worker's, and what was done here is done again.
+    """
+
+    def __init__(self, observe: Observer, settled: Callable[[Attempt, Observed], None]) -> None:
+        self._observe = observe
+        self._settled = settled
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._again: list[_Item] = []
+        self._backoff = Backoff(0.05, 2.0)
+        self._stopped = False
+
+    def put(self, attempt: Attempt, ending: Ending, *, unknown: bool = False) -> None:
+        """Have an ending written; ``unknown``: unless a transaction without an answer was the end already."""
+        attempt.committing = True
+        self._queue.put(_Item(attempt, ending, unknown))
+
+    def stop(self) -> None:
+        """Write what is there, and return from `run`; what cannot be written now is left."""
+        self._queue.put(None)
+
+    def run(self, line: Line) -> None:
+        """Write endings until `stop`."""
+        while not self._stopped:
+            self._settle(line, self._gather())
+        for item in self._again:
+            self._end(item, refused=True)
+
+    def _gather(self) -> list[_Item]:
+        """What there is, at least one ending or one that is due again."""
+        items: list[_Item] = []
+        try:
+            self._keep(items, self._queue.get(timeout=self._backoff.wait if self._again else None))
+            while not self._stopped and len(items) < _BATCH:
+                self._keep(items, self._queue.get_nowait())
+        except Empty:
+            pass
+        if self._again and not self._backoff.wait:
+            items, self._again = sorted(self._again + items, key=lambda item: item.tries), []
+        return items
+
+    def _keep(self, items: list[_Item], item: _Item | None) -> None:
+        if item is None:
+            self._stopped = True
+        else:
+            items.append(item)
+
+    def _settle(self, line: Line, items: list[_Item]) -> None:
+        known = [item for item in items if not item.unknown or self._is_still_held(line, item)]
+        together = [item for item in known if isinstance(item.ending, Done) and not item.tries]
+        if len(together) > 1:
+            self._complete(line, together)
+            known = [item for item in known if item not in together]
+        for item in known:
+            self._write(line, item)
+
+    def _complete(self, line: Line, items: list[_Item]) -> None:
+        leases = [item.attempt.lease for item in items]
+        results = [item.ending.result for item in items if isinstance(item.ending, Done)]
+        given = results if any(result is not None for result in results) else None
+        try:
+            lost = line.call(lambda store: store.complete_many(leases, given))
+        except OutcomeUnknown as error:
+            self._ask_again(items, error)
+        except Exception as error:  # noqa: BLE001 - one by one shows whether it is one of them, or all
+            for item in items:
+                self._try_again(item, error)
+        else:
+            self._succeeded()
+            refused = {(lease.id, lease.fence) for lease in lost}
+            for item, lease in zip(items, leases, strict=True):
+                if (lease.id, lease.fence) in refused:
+                    self._write(line, item)  # by itself, to learn why
+                else:
+                    self._end(item)
+
+    def _write(self, line: Line, item: _Item) -> None:
+        if self._backoff.wait and not self._stopped:
+            self._again.append(item)
+            return
+        try:
+            line.call(lambda store: item.ending.write(store, item.attempt))
+        except LeaseLost as lost:
+            self._end(item, refused=not lost.completed)
+        except OutcomeUnknown as error:
+            self._ask_again([item], error)
+        except Exception as error:  # noqa: BLE001 - whatever the database raises: wait, and try again
+            self._try_again(item, error)
+        else:
+            self._succeeded()
+            self._end(item)
+
+    def _is_still_held(self, line: Line, item: _Item) -> bool:
+        """After a lost answer: whether the ending must be written again, for it was not."""
+        try:
+            outcome = line.call(lambda store: store.outcome(item.attempt.lease))
+        except Exception as error:  # noqa: BLE001 - the database may be away for longer
+            self._try_again(item, error)
+            return False
+        if outcome is Outcome.HELD:
+            item.unknown = False
+            return True
+        if outcome is Outcome.COMPLETED:
+            item.ending = Done(None)
+        # Else it has ended by the ending whose answer was lost, or by time, as the next attempt will show.
+        self._end(item, refused=outcome is Outcome.ENDED and isinstance(item.ending, Done))
+        return False
+
+    def _ask_again(self, items: Sequence[_Item], error: Exception) -> None:
+        for item in items:
+            item.unknown = True
+            self._try_again(item, error)
+
+    def _try_again(self, item: _Item, error: Exception) -> None:
+        self._trouble(error)
+        item.tries += 1
+        if item.attempt.remaining > 0 and not self._stopped:
+            self._again.append(item)
+        else:
+            self._end(item, refused=True)
+
+    def _trouble(self, error: Exception) -> None:
+        if not self._backoff.wait:
+            self._backoff.failed()
+            self._observe(Observed.WORKER_TROUBLE, part="settling", error=repr(error))
+
+    def _succeeded(self) -> None:
+        self._backoff.succeeded()
+
+    def _end(self, item: _Item, *, refused: bool = False) -> None:
+        attempt = item.attempt
+        what, facts = item.ending.observed()
+        if refused:
+            what, facts = Observed.REFUSED, {"what": type(item.ending).__name__}
+        if what is Observed.COMPLETED:
+            facts = {"remaining": attempt.remaining}
+        self._observe(what, **attempt.facts(), seconds=attempt.seconds, **facts)
+        self._settled(attempt, what)
