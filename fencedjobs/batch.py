@@ -97,8 +97,7 @@ class Batch:
     def next(self) -> Event | None:
         """The event to send now; events with their attempts used up are quarantined on the way."""
         while self._waiting and self._used_up(self._waiting[0].attempt - 1):
-            event = self._waiting.pop(0)
-            self._settle(Failure(event, DIED, "attempts used up", event.attempt - 1))
+            self._set_aside(self._waiting[0])
         return self._waiting[0] if self._waiting else None
 
     def copy(self) -> Event:
@@ -144,6 +143,13 @@ class Batch:
         with self._losing(lease):
             self._store.run(lambda tx: Lanes(tx).give_back(lease, sent, unsent, ttl=self._ttl), subject=lease)
         self._count(sent)
+
+    def _set_aside(self, event: Event) -> None:
+        """Quarantine it unsent, with the error of its last attempt; if that left none, its relay died."""
+        attempts = event.attempt - 1
+        error = self._store.run(lambda tx: Lanes(tx).last_words(event, attempts))
+        self._waiting.pop(0)
+        self._settle(Failure(event, error or DIED, "attempts used up", attempts))
 
     def _used_up(self, attempts: int) -> bool:
         return self._max_attempts is not None and attempts >= self._max_attempts

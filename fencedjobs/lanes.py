@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, Update, and_, bindparam, case, tuple_, update
+from sqlalchemy import ColumnElement, Select, Table, Update, and_, bindparam, case, select, tuple_, update
 
 from fencedjobs import payload as edge
 from fencedjobs.dialects import clock
@@ -94,6 +94,15 @@ class Lanes:
         with suppress(LeaseLost):
             self._locks.release(lease)
 
+    def last_words(self, event: Event, attempt: int) -> str | None:
+        """The error that this attempt of an event left; ``None`` if it left none, since its relay died.
+
+        An older error may still stand there: the text itself says of which attempt it is.
+        """
+        error: str | None = self._tx.execute(_last_error(self._table), {"this": event.seq}).scalar()
+        of = _of_attempt(attempt)
+        return error.removesuffix(of) if error is not None and error.endswith(of) else None
+
     def _keep(self, lease: Lease, ttl: float) -> Lease:
         """The lane's lease renewed, or claimed again if it has run out; else `LeaseLost`."""
         try:
@@ -115,7 +124,9 @@ class Lanes:
         self._tx.execute(_mark(self._table, instant is not None), parameters)
 
     def _fail(self, failure: Failure) -> None:
-        parameters = _this(failure.event, failure.event.attempt) | {"new_error": failure.error}
+        of = _of_attempt(failure.attempts)
+        error = edge.sanitised(failure.error, edge.MAX_TEXT - len(of)) + of
+        parameters = _this(failure.event, failure.event.attempt) | {"new_error": error}
         if failure.aside is None:
             self._tx.execute(_failed(self._table), parameters)
         else:
@@ -129,6 +140,10 @@ def _this(event: Event, so_far: int) -> dict[str, Any]:
 
 def _fingerprint(event: Event) -> str:
     return edge.digest(event.topic, event.lane, event.payload)
+
+
+def _of_attempt(attempt: int) -> str:
+    return f" (attempt {attempt})"
 
 
 # --- statements -----------------------------------------------------------------------------------
@@ -155,6 +170,11 @@ def _mark(table: Table, given: bool) -> Update:
     sent = {"state": EventState.SENT.value, "sent_at": clock(NOW, given=given), "last_error": None}
     attempts: ColumnElement[int] = case((c.seq == bindparam("counted"), c.attempts), else_=c.attempts + 1)
     return update(table).where(these).values(**sent, fence=bindparam("by_fence"), attempts=attempts)
+
+
+@remembered
+def _last_error(table: Table) -> Select[Any]:
+    return select(table.c.last_error).where(table.c.seq == bindparam("this"))
 
 
 @remembered

@@ -54,7 +54,8 @@ class Row:
     fence: int = 0
     attempts: int = 0
     sent_at: float | None = None
-    failed: bool = False  #: whether an error is kept with it
+    failed: int = 0  #: of which attempt an error is kept with it; 0 for none
+    died: bool = False  #: whether that error says that the relay died
     reason: str | None = None
     requeues: list[tuple[float, str, str, str, bool]] = field(default_factory=list)
 
@@ -68,12 +69,14 @@ class Row:
         requeues = [(r.time, r.by, r.reason, r.state, r.mended) for r in seen.requeues]
         mine = (self.lane, self.topic, self.state, self.headers, self.fence, self.attempts, self.created_at)
         its = (seen.lane, seen.topic, seen.state, seen.headers, seen.fence, seen.attempts, seen.created_at)
-        rest = (self.sent_at, self.failed, self.reason, self.requeues)
-        return (
-            mine == its
-            and rest == (seen.sent_at, seen.last_error is not None, seen.reason, requeues)
-            and same(self.payload, seen.payload)
-        )
+        rest = (self.sent_at, self.reason, self.requeues) == (seen.sent_at, seen.reason, requeues)
+        return mine == its and rest and self._kept(seen.last_error) and same(self.payload, seen.payload)
+
+    def _kept(self, error: str | None) -> bool:
+        if error is None or not self.failed:
+            return error is None and not self.failed
+        of_this = error.endswith(f" (attempt {self.failed})")
+        return of_this and error.startswith("its relay died") is self.died
 
 
 @dataclass(slots=True)
@@ -149,7 +152,7 @@ class OutboxModel:
             return None
         mended = payload is not KEPT
         row.payload = payload if mended else row.payload
-        row.state, row.attempts, row.failed, row.reason = EventState.PENDING, 0, False, None
+        row.state, row.attempts, row.failed, row.reason = EventState.PENDING, 0, 0, None
         note = (now, by, reason, EventState.QUARANTINED.value, mended)
         row.requeues = [*row.requeues, note][-HISTORY:]
         return sum(other.place < row.place for other in self.waiting(row.lane))
@@ -334,7 +337,8 @@ class Turn:
         if counts and tried and read.unchanged(self._model, read.attempts):
             row.attempts += 1
         if read.unchanged(self._model, read.attempts + tried):
-            row.failed = True
+            if tried or row.failed != read.attempts:  # else it has the error of its last attempt already
+                row.failed, row.died = read.attempts + tried, not tried
             if aside:
                 row.state, row.reason = EventState.QUARANTINED, "attempts used up"
         self.moved = self.moved or aside
@@ -348,7 +352,7 @@ class Turn:
         for read in self._gathered:
             row = read.row
             if self._model.rows.get(row.id) is row and row.waits and same(row.payload, read.payload):
-                row.state, row.sent_at, row.fence, row.failed = EventState.SENT, now, self.lease.fence, False
+                row.state, row.sent_at, row.fence, row.failed = EventState.SENT, now, self.lease.fence, 0
                 row.attempts += read is not self._counted
         self.sent += len(self._gathered)
         self.moved = self.moved or bool(self._gathered)

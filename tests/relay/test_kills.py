@@ -120,7 +120,7 @@ def test_an_event_that_kills_its_relay_is_set_aside_by_the_next(store: Store, ur
     assert states(store, "a", "poison", "b") == ["sent", "quarantined", "sent"]
     poison = event(store, "poison")
     assert (poison.attempts, poison.reason) == (2, "attempts used up")
-    assert poison.last_error == "its relay died while sending it"
+    assert poison.last_error == "its relay died while sending it (attempt 2)"
 
 
 @pytest.mark.soak

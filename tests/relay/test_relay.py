@@ -155,7 +155,7 @@ def test_with_max_attempts_poison_is_set_aside_and_the_lane_goes_on(relays: Rela
     assert [e.attempt for e in receiver.got] == [1, 1, 2, 3, 1]
     aside = event(relays.store, "poison")
     assert (aside.state, aside.attempts, aside.reason) == ("quarantined", 3, "attempts used up")
-    assert aside.last_error == "OSError: no"
+    assert aside.last_error == "OSError: no (attempt 3)"
     assert seen.of(Observed.QUARANTINED) == [
         {"lane": "default", "id": "poison", "attempt": 3, "error": "OSError: no"}
     ]
@@ -201,9 +201,58 @@ def test_an_event_that_kills_its_relay_is_set_aside_too(store: Store, clock: Clo
     assert receiver.ids == ["b"], "it has had its three attempts"
     aside = event(store, "killer")
     assert (aside.state, aside.attempts) == ("quarantined", 3)
-    assert aside.last_error == "its relay died while sending it"
+    assert aside.last_error == "its relay died while sending it (attempt 3)"
     assert event(store, "b").attempts == 1
     assert [facts["attempt"] for facts in seen.of(Observed.QUARANTINED)] == [3]
+
+
+def fail_sending(store: Store, id: str, times: int) -> None:
+    for n in range(times):
+        with pytest.raises(OSError, match="no"):
+            dispatch(store, Receiver({id: OSError(f"no {n}")}))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_attempts_used_up_before_there_was_a_limit_keep_their_last_error(store: Store, first: bool) -> None:
+    """Its relay did not die: the reason that it gave is what a person needs."""
+    if not first:
+        add(store, "a")
+        store.outbox.quarantine("a", "it comes back before the other")
+    add(store, "choked", "b")
+    fail_sending(store, "choked", 4)
+    if not first:
+        assert store.outbox.requeue("a", by="ann", reason="r") == 0
+    receiver, seen = Receiver(), Seen()
+    Relay(store, receiver, max_attempts=3, observe=seen).run(until_empty=True)
+    assert receiver.ids == (["b"] if first else ["a", "b"])
+    aside = event(store, "choked")
+    assert (aside.state, aside.attempts, aside.reason) == ("quarantined", 4, "attempts used up")
+    assert aside.last_error == "OSError: no 3 (attempt 4)"
+    assert seen.of(Observed.QUARANTINED) == [
+        {"lane": "default", "id": "choked", "attempt": 4, "error": "OSError: no 3"}
+    ]
+
+
+def test_an_error_of_an_earlier_attempt_does_not_hide_that_the_relay_died(store: Store, clock: Clock) -> None:
+    add(store, "killer", "b")
+    fail_sending(store, "killer", 2)
+    die_sending(store, clock, 1)
+    assert event(store, "killer").last_error == "OSError: no 1 (attempt 2)"
+    Relay(store, Receiver(), max_attempts=3).run(until_empty=True)
+    aside = event(store, "killer")
+    assert (aside.state, aside.attempts) == ("quarantined", 3)
+    assert aside.last_error == "its relay died while sending it (attempt 3)"
+
+
+def test_the_longest_error_says_of_which_attempt_it_is(store: Store) -> None:
+    add(store, "a")
+    with pytest.raises(OSError, match="x"):
+        dispatch(store, Receiver({"a": OSError("x" * 5000)}))
+    kept = event(store, "a").last_error
+    assert kept is not None
+    assert len(kept) == 2000
+    Relay(store, Receiver(), max_attempts=1).run(until_empty=True)
+    assert event(store, "a").last_error == kept
 
 
 def test_without_max_attempts_nothing_is_set_aside(store: Store, clock: Clock) -> None:
@@ -247,7 +296,9 @@ def test_a_stop_after_a_failure_keeps_what_the_failure_says(relays: Relays) -> N
     relay = relays(receiver)
     receiver.answers["a"] = stopping(relay, OSError("no"))
     relay.run()
-    assert (event(relays.store, "a").attempts, event(relays.store, "a").last_error) == (1, "OSError: no")
+    assert (event(relays.store, "a").attempts, event(relays.store, "a").last_error) == (
+        1, "OSError: no (attempt 1)",
+    )  # fmt: skip
     assert event(relays.store, "b").attempts == 0
     assert lane_is_free(relays.store)
 
@@ -306,7 +357,7 @@ def test_what_is_gathered_is_marked_when_the_next_one_fails(relays: Relays) -> N
     assert relay.run() == 2
     assert states(relays.store, "a", "b", "c", "d") == ["sent", "sent", "pending", "pending"]
     assert [event(relays.store, id).attempts for id in ("a", "b", "c", "d")] == [1, 1, 1, 0]
-    assert event(relays.store, "c").last_error == "OSError: no"
+    assert event(relays.store, "c").last_error == "OSError: no (attempt 1)"
     assert seen.names == ["relay.sent", "relay.sent", "relay.failed"]
 
 
