@@ -81,7 +81,7 @@ class _GreenTransactions(Transactions):
 
 class _GreenStore(Store):
     def _on(self, engine: Engine) -> Transactions:
-        return _GreenTransactions(engine, schema=self._schema, clock=self._clock)
+        return _GreenTransactions(engine, schema=self._schema, clock=self._clock, notify=self._notify)
 
 
 class AsyncJobs:
@@ -160,10 +160,17 @@ class AsyncUnitOfWork:
     """fencedjobs inside a transaction of the caller's `AsyncSession`; see `UnitOfWork`."""
 
     def __init__(
-        self, session: AsyncSession, *, schema: str | None = None, clock: Clock | None = None
+        self,
+        session: AsyncSession,
+        *,
+        schema: str | None = None,
+        clock: Clock | None = None,
+        notify: bool = True,
     ) -> None:
         self.session = session
-        self._join = functools.partial(UnitOfWork, session.sync_session, schema=schema, clock=clock)
+        self._join = functools.partial(
+            UnitOfWork, session.sync_session, schema=schema, clock=clock, notify=notify
+        )
         self.jobs = AsyncJobs(lambda: self._join().jobs)
         self.outbox = AsyncOutbox(lambda: self._join().outbox)
         self.inbox = AsyncInbox(lambda: self._join().inbox)
@@ -246,6 +253,7 @@ class AsyncStore:
         *,
         schema: str | None = None,
         clock: Clock | None = None,
+        notify: bool = True,
     ) -> None:
         if not (isinstance(bind, AsyncEngine) or callable(bind)):
             raise InvalidValue(
@@ -253,9 +261,8 @@ class AsyncStore:
             )
         self._sessions = async_sessionmaker(bind) if isinstance(bind, AsyncEngine) else maker_of(bind)
         source: Any = bind.sync_engine if isinstance(bind, AsyncEngine) else self._sync_session
-        self._sync = _GreenStore(source, schema=schema, clock=clock)
-        self._schema = schema
-        self._clock = clock
+        self._options: dict[str, Any] = {"schema": schema, "clock": clock, "notify": notify}
+        self._sync = _GreenStore(source, **self._options)
         self.locks = AsyncStoreLocks(self._sync.locks)
         self.outbox = AsyncStoreOutbox(self._sync.outbox)
         self.inbox = AsyncStoreInbox(self._sync.inbox)
@@ -319,7 +326,7 @@ class AsyncStore:
         block = enter(session.sync_session)
         await _spawn(block.__enter__)
         try:
-            yield AsyncUnitOfWork(session, schema=self._schema, clock=self._clock)
+            yield AsyncUnitOfWork(session, **self._options)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 _let_go(error)

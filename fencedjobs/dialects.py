@@ -6,6 +6,7 @@ and ends, what an error means for the transaction it broke.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool, Pool, PoolProxiedConnection
 from sqlalchemy.sql.expression import ColumnElement, FunctionElement
+from sqlalchemy.util import await_only
 
 from fencedjobs.errors import UnsupportedDatabase
 
@@ -129,6 +131,7 @@ def _mysql_now(element: statement_now, compiler: Any, **_: Any) -> str:
 
 
 Changes = Callable[[Any], dict[str, Any]]
+Notify = Callable[[ColumnElement[str]], ColumnElement[Any]]
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,8 @@ class Capabilities:
     stale_reads: bool  #: a plain read may show an old snapshot after a failed conditional UPDATE
     read_committed: bool  #: has isolation levels to choose READ COMMITTED from
     next_level: bool  #: SET TRANSACTION, sent before it, is for the next transaction alone
+    notify: Notify | None
+    """Makes an expression that tells at COMMIT who listens that this queue has work; see `listening`."""
 
 
 def _postgresql_insert(table: Table, key: ColumnElement[Any]) -> Any:
@@ -155,6 +160,10 @@ def _postgresql_insert(table: Table, key: ColumnElement[Any]) -> Any:
 
 def _sqlite_insert(table: Table, key: ColumnElement[Any]) -> Any:
     return sqlite.insert(table).on_conflict_do_nothing(index_elements=[key])
+
+
+def _postgresql_notify(queue: ColumnElement[str]) -> ColumnElement[Any]:
+    return func.pg_notify(_CHANNEL, queue)
 
 
 def _postgresql_upsert(table: Table, key: Sequence[Column[Any]], changes: Changes) -> Any:
@@ -172,6 +181,7 @@ def _mysql_upsert(table: Table, key: Sequence[Column[Any]], changes: Changes) ->
     return inserting.on_duplicate_key_update(**changes(inserting.inserted))
 
 
+_CHANNEL: Final = "fencedjobs"
 _KNOWN: Final = {
     "postgresql": Capabilities(
         update_returning=True,
@@ -184,6 +194,7 @@ _KNOWN: Final = {
         stale_reads=False,
         read_committed=True,
         next_level=False,
+        notify=_postgresql_notify,
     ),
     "mysql": Capabilities(
         update_returning=False,
@@ -196,6 +207,7 @@ _KNOWN: Final = {
         stale_reads=True,
         read_committed=True,
         next_level=True,
+        notify=None,
     ),
     "sqlite": Capabilities(
         update_returning=True,
@@ -208,6 +220,7 @@ _KNOWN: Final = {
         stale_reads=False,
         read_committed=False,
         next_level=False,
+        notify=None,
     ),
 }
 _FAMILY: Final = {"mariadb": "mysql"}
@@ -515,6 +528,74 @@ def _autocommits(connection: PoolProxiedConnection) -> bool:
         if isinstance(value, bool):
             return value
     return False
+
+
+# --- wake-ups -------------------------------------------------------------------------------------
+
+
+Wait = Callable[[float], bool]
+
+
+def listening(connection: Connection) -> Wait | None:
+    """Listen for queues that get work; what waits for a word of it, or ``None`` where this cannot be.
+
+    ``wait(seconds)`` blocks for at most so long and says whether there was one, or several; errors
+    of the connection come out of it as the driver's. LISTEN is committed, so the connection is in no
+    transaction, and taken out of its pool: it is closed at the end, and must not be used for anything
+    else. Of an async engine it must be called, and waited with, inside of ``greenlet_spawn``.
+
+    A word may be lost, as behind a pooler that shares connections, so that polling must go on.
+    """
+    dialect = connection.dialect
+    heard = _LISTENERS.get((dialect.driver, dialect.is_async))
+    if capabilities(dialect).notify is None or heard is None:
+        return None
+    driver = connection.connection.driver_connection  # which a detached connection does not tell
+    connection.detach()
+    connection.exec_driver_sql(f"LISTEN {_CHANNEL}")
+    connection.commit()
+    return heard(driver)
+
+
+def _psycopg_listener(driver: Any) -> Wait:
+    def wait(seconds: float) -> bool:
+        heard = [*driver.notifies(timeout=seconds, stop_after=1)]
+        return bool(heard and [*heard, *driver.notifies(timeout=0)])  # one word for all that is there
+
+    return wait
+
+
+def _async_psycopg_listener(driver: Any) -> Wait:
+    async def heard(seconds: float) -> bool:
+        first = [one async for one in driver.notifies(timeout=seconds, stop_after=1)]
+        return bool(first and [*first, *[one async for one in driver.notifies(timeout=0)]])
+
+    return lambda seconds: await_only(heard(seconds))
+
+
+def _asyncpg_listener(driver: Any) -> Wait:
+    heard = asyncio.Event()
+    await_only(driver.add_listener(_CHANNEL, lambda *_: heard.set()))
+    driver.add_termination_listener(lambda *_: heard.set())
+
+    def wait(seconds: float) -> bool:
+        try:
+            await_only(asyncio.wait_for(heard.wait(), seconds))
+        except TimeoutError:
+            return False
+        if driver.is_closed():
+            raise ConnectionResetError("the connection that listened for work is closed")
+        heard.clear()
+        return True
+
+    return wait
+
+
+_LISTENERS: Final[dict[tuple[str, bool], Callable[[Any], Wait]]] = {
+    ("psycopg", False): _psycopg_listener,
+    ("psycopg", True): _async_psycopg_listener,
+    ("asyncpg", True): _asyncpg_listener,
+}
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from sqlalchemy.exc import IntegrityError
 
 from fencedjobs import dialects
 from fencedjobs import payload as edge
-from fencedjobs.dialects import clock
+from fencedjobs.dialects import Notify, clock
 from fencedjobs.errors import InvalidValue
-from fencedjobs.job_sql import FENCED, revive
+from fencedjobs.job_sql import FENCED, revive, wake
 from fencedjobs.leases import NOW, Leased, at, from_arrays, make, remembered
 from fencedjobs.transaction import Transaction
 from fencedjobs.values import JobState
@@ -111,24 +111,26 @@ def _new_parameters(jobs: Leased) -> dict[str, ColumnElement[Any]]:
 
 
 @remembered
-def _insert(jobs: Leased, given: bool) -> Insert:
-    return insert(jobs.table).values(_inserted(_new_parameters(jobs), clock(NOW, given=given)))
+def _insert(jobs: Leased, given: bool, notify: Notify | None = None) -> Insert:
+    inserting = insert(jobs.table).values(_inserted(_new_parameters(jobs), clock(NOW, given=given)))
+    return inserting if notify is None else inserting.returning(*wake(jobs, notify))
 
 
 @remembered
-def _insert_absent(jobs: Leased, given: bool, insert_absent: Any) -> Any:
+def _insert_absent(jobs: Leased, given: bool, insert_absent: Any, notify: Notify | None) -> Any:
     values = _inserted(_new_parameters(jobs), clock(NOW, given=given))
-    return insert_absent(jobs.table, jobs.key).values(values).returning(jobs.key)
+    return insert_absent(jobs.table, jobs.key).values(values).returning(jobs.key, *wake(jobs, notify))
 
 
 @remembered
-def _insert_arrays(jobs: Leased, given: bool, insert_absent: Any) -> Any:
+def _insert_arrays(jobs: Leased, given: bool, insert_absent: Any, notify: Notify | None) -> Any:
     c = jobs.table.c
     columns = {name: c.until if name == "delay" else c[name] for name in _NEW if name != "created_at"}
     rows = from_arrays(**columns, place=c.seq)
     values = _inserted(dict(rows.c.items()), clock(NOW, given=given))
     picked = select(*values.values()).order_by(rows.c.place)
-    return insert_absent(jobs.table, jobs.key).from_select(list(values), picked).returning(jobs.key)
+    inserting = insert_absent(jobs.table, jobs.key).from_select(list(values), picked)
+    return inserting.returning(jobs.key, *wake(jobs, notify))
 
 
 @remembered
@@ -157,7 +159,7 @@ class Enqueue:
                 return None
             created = there is None and self._inserted_alone(new)
         else:
-            inserting = _insert_absent(self._jobs, self._given, self._absent)
+            inserting = _insert_absent(self._jobs, self._given, self._absent, self._tx.notify)
             created = bool(self._tx.execute(inserting, new | self._at).all())
         return id if created else self._revived(new)
 
@@ -166,9 +168,8 @@ class Enqueue:
         tombstones = make(self._tx, revive(self._jobs), {"job_id": id})
         if not tombstones:
             return None
-        self._tx.execute(
-            _insert(self._jobs, self._given), new | self._at | {"new_fence": tombstones[0].fence}
-        )
+        inserting = _insert(self._jobs, self._given, self._tx.notify)
+        self._tx.execute(inserting, new | self._at | {"new_fence": tombstones[0].fence}).close()
         self._tx.expire(self._jobs.model, id, FENCED)
         return id
 
@@ -202,7 +203,7 @@ class Enqueue:
 
     def _insert_arrays(self, rows: list[dict[str, Any]]) -> set[str]:
         arrays = {name: [row[f"new_{name}"] for row in rows] for name in _NEW if name != "created_at"}
-        inserting = _insert_arrays(self._jobs, self._given, self._absent)
+        inserting = _insert_arrays(self._jobs, self._given, self._absent, self._tx.notify)
         answer = self._tx.execute(inserting, {**arrays, "place": list(range(len(rows))), **self._at})
         return {row[0] for row in answer}
 

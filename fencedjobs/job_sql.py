@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from fencedjobs import payload as edge
-from fencedjobs.dialects import clock
+from fencedjobs.dialects import Notify, clock
 from fencedjobs.leases import NOW, ONE, Change, Leased, Transition, guard, remembered
 from fencedjobs.models import Job
 from fencedjobs.values import JobError, JobLease, JobRecord, JobState, Requeue
@@ -119,6 +119,12 @@ def _granted(jobs: Leased, now: ColumnElement[float]) -> list[ColumnElement[Any]
     return [*lease, (now - c.due_at).label("waited"), c.state, c.priority, c.seq]
 
 
+def wake(jobs: Leased, notify: Notify | None) -> list[ColumnElement[Any]]:
+    """What a RETURNING asks for, so that a row that has become ready wakes who waits for its queue."""
+    c = jobs.table.c
+    return [] if notify is None else [case((_is(c.state, JobState.READY), notify(c.queue)))]
+
+
 # --- claims (transactions of their own) -----------------------------------------------------------
 
 
@@ -200,7 +206,7 @@ def _completed(now: ColumnElement[float], result: Any) -> dict[str, Any]:
 
 
 @remembered
-def give_back(jobs: Leased, timed: bool, given: bool, delayed: bool) -> Update:
+def give_back(jobs: Leased, timed: bool, given: bool, delayed: bool, notify: Notify | None) -> Update:
     """Out of a lease and back to waiting: fail (timed) and release (not)."""
     c, now = jobs.table.c, clock(NOW, given=given)
     refund = bindparam("refund", type_=c.attempts.type)
@@ -214,7 +220,8 @@ def give_back(jobs: Leased, timed: bool, given: bool, delayed: bool) -> Update:
     }
     if timed:
         values["errors"] = bindparam("errors", type_=c.errors.type)
-    return update(jobs.table).where(guard(jobs, ONE, now if timed else None)).values(values)
+    back = update(jobs.table).where(guard(jobs, ONE, now if timed else None)).values(values)
+    return back if delayed or notify is None else back.returning(*wake(jobs, notify))
 
 
 @remembered
@@ -265,7 +272,7 @@ def set_aside(jobs: Leased, given: bool, state: JobState, sources: tuple[JobStat
 
 
 @remembered
-def requeue(jobs: Leased, given: bool, mended: bool) -> Update:
+def requeue(jobs: Leased, given: bool, mended: bool, notify: Notify | None) -> Update:
     c = jobs.table.c
     as_read = and_(
         jobs.key == bindparam("job_id"), c.state == bindparam("was"), c.fence == bindparam("had_fence")
@@ -281,7 +288,8 @@ def requeue(jobs: Leased, given: bool, mended: bool) -> Update:
     }
     if mended:
         values |= {"payload": bindparam("mended", type_=c.payload.type), "progress": None}
-    return update(jobs.table).where(as_read).values(values)
+    again = update(jobs.table).where(as_read).values(values)
+    return again if notify is None else again.returning(*wake(jobs, notify))
 
 
 @remembered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Update
+from sqlalchemy import CursorResult, Update
 
 from fencedjobs import job_sql as sql
 from fencedjobs import payload as edge
@@ -23,6 +23,11 @@ _KEPT: Final[Any] = object()
 
 def _waiting(delay: float, refund: int) -> dict[str, Any]:
     return {"refund": refund} | ({"delay": delay} if delay > 0 else {})
+
+
+def _written(result: CursorResult[Any]) -> int:
+    """How many rows an UPDATE has changed, of which it may have returned something."""
+    return len(result.all()) if result.returns_rows else result.rowcount
 
 
 def _results(results: Sequence[Any], count: int) -> list[str | None]:
@@ -182,7 +187,8 @@ class JoinedJobs:
             self._end(lease, sql.fail_for_good(jobs, given), guarded)
             return JobState.QUARANTINED
         delay = retry.delay(lease.attempt)
-        self._end(lease, sql.give_back(jobs, True, given, delay > 0), guarded | _waiting(delay, 0))
+        giving_back = sql.give_back(jobs, True, given, delay > 0, tx.notify)
+        self._end(lease, giving_back, guarded | _waiting(delay, 0))
         return JobState.SCHEDULED if delay > 0 else JobState.READY
 
     def release(
@@ -194,13 +200,13 @@ class JoinedJobs:
         ``refund`` takes the attempt back. The fence stays.
         """
         delay = edge.duration("delay", delay)
-        instant = self._tx.now(now)
-        delayed = delay > 0
+        instant, tx = self._tx.now(now), self._tx
         parameters = named(lease) | at(instant) | _waiting(delay, int(bool(refund)))
-        self._end(lease, sql.give_back(self._jobs, False, instant is not None, delayed), parameters)
+        giving_back = sql.give_back(self._jobs, False, instant is not None, delay > 0, tx.notify)
+        self._end(lease, giving_back, parameters)
 
     def _end(self, lease: JobLease, statement: Update, parameters: Mapping[str, Any]) -> None:
-        if self._tx.execute(statement, parameters).rowcount != 1:
+        if _written(self._tx.execute(statement, parameters)) != 1:
             raise self._lost(lease)
         self._changed(lease.id)
 
@@ -258,8 +264,8 @@ class JoinedJobs:
             return False
         entry = Requeue(row.read_at, by, reason, row.state, mended)
         as_read = {"was": row.state, "had_fence": row.fence, "history": sql.history(row.requeues, entry)}
-        requeuing = sql.requeue(jobs, instant is not None, mended)
-        if tx.execute(requeuing, parameters | as_read | at(instant)).rowcount != 1:
+        requeuing = sql.requeue(jobs, instant is not None, mended, tx.notify)
+        if _written(tx.execute(requeuing, parameters | as_read | at(instant))) != 1:
             raise TransactionLost(f"job {id!r} changed while it was locked: is this a transaction?")
         self._changed(id)
         return True

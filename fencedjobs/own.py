@@ -52,10 +52,11 @@ class Patience:
 class Transactions:
     """Short transactions of our own on an engine: READ COMMITTED, repeated as a whole where need be."""
 
-    def __init__(self, engine: Engine, *, schema: str | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, engine: Engine, *, schema: str | None = None, clock: Clock | None = None, notify: bool = True
+    ) -> None:
         self.engine = engine
-        self._schema = schema
-        self._clock = clock
+        self._options: dict[str, Any] = {"schema": schema, "clock": clock, "notify": notify}
 
     def run(self, verb: Callable[[Transaction], T], *, subject: Any = None, reading: bool = False) -> T:
         """Run ``verb`` in a transaction of its own; again as a whole where the database asks for it."""
@@ -74,7 +75,7 @@ class Transactions:
     def _transaction(self, subject: Any, patience: Patience, reading: bool) -> Iterator[Transaction]:
         with self.alone() as options, self.engine.connect() as connection:
             connection.execution_options(**options)
-            tx = Transaction(lambda: connection, schema=self._schema, clock=self._clock)
+            tx = Transaction(lambda: connection, **self._options)
             tx.subject = subject
             try:
                 connection.begin()

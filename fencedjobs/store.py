@@ -46,6 +46,11 @@ class Store:
     raise `OutcomeUnknown` when the answer to COMMIT is lost. The first use checks server and tables:
     `UnsupportedDatabase`, `SchemaMismatch`.
 
+    On PostgreSQL a job that is ready at once wakes the workers that listen, when its transaction has
+    committed, and never if it has not. ``notify=False`` leaves them to their polling: NOTIFY makes
+    the commits that carry one wait for each other, each until it is on disk and whatever database of
+    the server it is in, which many concurrent enqueues may feel.
+
     A store may be shared by threads. In a forked child it gives the engine a new pool at the first
     use, as SQLAlchemy asks for, and leaves the parent's connections to the parent.
     """
@@ -56,6 +61,7 @@ class Store:
         *,
         schema: str | None = None,
         clock: Clock | None = None,
+        notify: bool = True,
     ) -> None:
         if type(bind).__module__.startswith("sqlalchemy.ext.asyncio"):
             raise InvalidValue("bind", f"{type(bind).__name__} goes with AsyncStore")
@@ -64,6 +70,7 @@ class Store:
         self._sessions = sessionmaker(bind) if isinstance(bind, Engine) else maker_of(bind)
         self._schema = schema
         self._clock = clock
+        self._notify = notify
         self._transactions = self._on(bind) if isinstance(bind, Engine) else None
         self._checked = False
         self._pid = os.getpid()
@@ -88,11 +95,11 @@ class Store:
         return self._transactions
 
     def _on(self, engine: Engine) -> Transactions:
-        return Transactions(engine, schema=self._schema, clock=self._clock)
+        return Transactions(engine, schema=self._schema, clock=self._clock, notify=self._notify)
 
     def on(self, engine: Engine) -> Self:
         """The same store on another engine."""
-        return type(self)(engine, schema=self._schema, clock=self._clock)
+        return type(self)(engine, schema=self._schema, clock=self._clock, notify=self._notify)
 
     @property
     def owner(self) -> str:
@@ -184,7 +191,8 @@ class Store:
                 if not (dialects.is_transient(error) and patience()):
                     raise
         try:
-            yield UnitOfWork(session, schema=self._schema, clock=self._clock), connection
+            uow = UnitOfWork(session, schema=self._schema, clock=self._clock, notify=self._notify)
+            yield uow, connection
         except BaseException:
             dialects.abandon(connection)
             _roll_back(session)

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import Session
 
 from fencedjobs import dialects, payload
-from fencedjobs.dialects import Capabilities
+from fencedjobs.dialects import Capabilities, Notify
 from fencedjobs.errors import TransactionLost, UnsupportedDatabase
 from fencedjobs.models import Job, tables
 
@@ -46,16 +46,18 @@ class Transaction:
         schema: str | None = None,
         clock: Clock | None = None,
         session: Session | None = None,
+        notify: bool = True,
     ) -> None:
         self._connect = connect
         self.tables: dict[str, Table] = tables(schema)
         self._clock = clock
+        self._notify = notify
         self.session = session
         self.subject: Any = None
 
     @classmethod
     def of_session(
-        cls, session: Session, *, schema: str | None = None, clock: Clock | None = None
+        cls, session: Session, *, schema: str | None = None, clock: Clock | None = None, notify: bool = True
     ) -> Transaction:
         """The transaction that the caller's session is in; begun if it is not yet."""
 
@@ -66,7 +68,10 @@ class Transaction:
                 saw_begin(session)
             return connection
 
-        return cls(connect, schema=schema, clock=clock, session=session)
+        # PostgreSQL prepares no transaction that has notified.
+        return cls(
+            connect, schema=schema, clock=clock, session=session, notify=notify and not session.twophase
+        )
 
     @property
     def connection(self) -> Connection:
@@ -75,6 +80,11 @@ class Transaction:
     @property
     def capabilities(self) -> Capabilities:
         return dialects.capabilities(self.connection.dialect)
+
+    @property
+    def notify(self) -> Notify | None:
+        """What tells who listens that a queue has work, where that is possible and wanted."""
+        return self.capabilities.notify if self._notify else None
 
     def execute(
         self,

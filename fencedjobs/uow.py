@@ -24,12 +24,20 @@ class UnitOfWork:
     transaction. On SQLite it takes the write lock at once (BEGIN IMMEDIATE).
 
     ``schema`` is where the tables are, ``clock`` a function of the seconds now, instead of the
-    database's clock.
+    database's clock. ``notify=False`` leaves waiting workers to their polling; see `Store`. (So does a
+    session with ``twophase``, since PostgreSQL prepares no transaction that has notified.)
     """
 
-    def __init__(self, session: Session, *, schema: str | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        schema: str | None = None,
+        clock: Clock | None = None,
+        notify: bool = True,
+    ) -> None:
         self.session = session
-        self._tx = Transaction.of_session(session, schema=schema, clock=clock)
+        self._tx = Transaction.of_session(session, schema=schema, clock=clock, notify=notify)
         self._tx.connection  # noqa: B018 - joins now, while no savepoint is in the way
         self.jobs = JoinedJobs(self._tx)
         self.outbox = JoinedOutbox(self._tx)

@@ -335,7 +335,7 @@ class JobMachine(RuleBasedStateMachine):
     # --- the end of an attempt --------------------------------------------------------------------
 
     def end(self, past: Past, end: str, retry: Retry | None, result: Any) -> None:
-        """Any end of an attempt, a heartbeat, a checkpoint: in time or late, by a lease that may be long gone."""
+        """An end of an attempt, or what goes on with it, in time or late, by a lease maybe long gone."""
         lease = past.among(self.leases)
         if lease is None:
             return
