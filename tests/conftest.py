@@ -1,10 +1,11 @@
-"""Fixtures: a database ready for a store, on each of the three backends.
+"""Fixtures: a database ready for a store, on each of the three backends, and brokers for the senders.
 
 ``database`` runs a test on SQLite, PostgreSQL and MariaDB; ``engine`` and ``url`` go with it. One backend
 alone: ``@pytest.mark.parametrize("database", ["postgresql"], indirect=True)``. ``async_engine`` runs a test
-on each asyncio driver. ``empty`` is a database without our tables.
+on each asyncio driver. ``empty`` is a database without our tables. ``nats_url`` and ``rabbitmq_url`` are real
+servers.
 
-A database that is missing skips its tests, and the summary says so loudly; with ``CI`` set they fail.
+What is missing skips its tests, and the summary says so loudly; with ``CI`` set they fail.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import pytest_asyncio
 from sqlalchemy import URL, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from tests import brokers
+from tests.brokers import BROKERS, NoBroker
 from tests.databases import ASYNC_DRIVERS, BACKENDS, Database, NoDatabase, Ready, empty_database
 from tests.servers import Servers
 
 _SERVERS = pytest.StashKey[Servers]()
-_ABSENT = "NO DATABASE: "
+_ABSENT = "NO SERVER: "
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,13 +44,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
-    for backend in BACKENDS:
-        lost = sum(f"{_ABSENT}there is no {backend} " in reason for reason in skipped)
+    for name in (*BACKENDS, *BROKERS):
+        lost = sum(f"{_ABSENT}there is no {name} " in reason for reason in skipped)
         if lost:
-            terminalreporter.section(f"{backend.upper()} WAS NOT TESTED", sep="!", red=True, bold=True)
-            terminalreporter.line(
-                f"{lost} tests were skipped, because there is no {backend} on this machine."
-            )
+            terminalreporter.section(f"{name.upper()} WAS NOT TESTED", sep="!", red=True, bold=True)
+            terminalreporter.line(f"{lost} tests were skipped, because there is no {name} on this machine.")
 
 
 def _absent(reason: str) -> None:
@@ -120,3 +121,23 @@ async def async_engine(async_url: URL) -> AsyncIterator[AsyncEngine]:
     engine = create_async_engine(async_url)
     yield engine
     await engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A NATS server with JetStream."""
+    try:
+        with brokers.nats(tmp_path_factory.mktemp("nats")) as url:
+            yield url
+    except NoBroker as error:
+        _absent(str(error))
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url() -> str:
+    """A RabbitMQ server."""
+    try:
+        return brokers.rabbitmq()
+    except NoBroker as error:
+        _absent(str(error))
+        raise

@@ -24,8 +24,6 @@ from fencedjobs import Store
 from fencedjobs.locks import LANE
 from tests.cli.helpers import COMMAND, EACH_DATABASE, ISO, environment, run, text_of
 from tests.senders.conftest import name as name
-from tests.senders.conftest import nats_url as nats_url
-from tests.senders.conftest import rabbitmq_url as rabbitmq_url
 from tests.senders.receiver import Connection, Receiver, Request, acknowledges, answer
 
 REFUSED = "FAILED order-2 (attempt 1): 'status 503: no shelf'"
