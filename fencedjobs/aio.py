@@ -105,6 +105,7 @@ class AsyncJobs:
     purge = _joined(JoinedJobs.purge)
     get = _joined(JoinedJobs.get)
     counts = _joined(JoinedJobs.counts)
+    oldest_waiting = _joined(JoinedJobs.oldest_waiting)
 
 
 class AsyncOutbox:
@@ -297,6 +298,7 @@ class AsyncStore:
     purge = _awaited(Store.purge)
     get = _awaited(Store.get)
     counts = _awaited(Store.counts)
+    oldest_waiting = _awaited(Store.oldest_waiting)
     outcome = _awaited(Store.outcome)
     now = _awaited(Store.now)
 

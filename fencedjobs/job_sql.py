@@ -25,6 +25,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    union_all,
     update,
 )
 
@@ -360,6 +361,21 @@ def counts(jobs: Leased) -> Select[Any]:
     c = jobs.table.c
     counting = select(c.queue, c.state, func.count()).where(c.state != JobState.PURGED.value)
     return counting.group_by(c.queue, c.state).order_by(c.queue, c.state)
+
+
+@remembered
+def oldest_waiting(jobs: Leased, given: bool, partial_indexes: bool) -> Select[Any]:
+    """For each queue the longest wait of a job that a claim would get now."""
+    c, now = jobs.table.c, clock(NOW, given=given)
+    due = [(_is(c.state, JobState.READY), c.due_at)]
+    groups = (WAITING,) if partial_indexes else tuple((state,) for state in WAITING)  # as they are indexed
+    due += [(and_(_is(c.state, *states), c.until <= now), c.until) for states in groups]
+    places = [select(c.queue, since.label("since")).where(here, _alive(jobs, now)) for here, since in due]
+    if not partial_indexes:  # the queue comes first in the index, and there are few
+        queues = select(c.queue).distinct().subquery()
+        places = [place.join_from(queues, jobs.table, c.queue == queues.c.queue) for place in places]
+    waiting = union_all(*places).subquery()
+    return select(waiting.c.queue, now - func.min(waiting.c.since)).group_by(waiting.c.queue)
 
 
 @remembered

@@ -315,3 +315,13 @@ class JoinedJobs:
         for queue, state, number in self._tx.execute(sql.counts(self._jobs)):
             counted.setdefault(queue, {})[JobState(state)] = number
         return counted
+
+    def oldest_waiting(self, *, now: float | None = None) -> dict[str, float]:
+        """For each queue how many seconds the job has waited that waits longest of those a claim would get.
+
+        A scheduled job waits since it was due, one whose worker died since the end of the lease. A queue
+        with nothing to claim is not there. All jobs that can be claimed are looked at.
+        """
+        instant = self._tx.now(now)
+        reading = sql.oldest_waiting(self._jobs, instant is not None, self._tx.capabilities.partial_indexes)
+        return {queue: max(0.0, wait) for queue, wait in self._tx.execute(reading, at(instant))}

@@ -243,6 +243,7 @@ class Store:
     purge = own(JoinedJobs, JoinedJobs.purge)
     get = own(JoinedJobs, JoinedJobs.get, reading=True)
     counts = own(JoinedJobs, JoinedJobs.counts, reading=True)
+    oldest_waiting = own(JoinedJobs, JoinedJobs.oldest_waiting, reading=True)
 
     def claim(
         self,

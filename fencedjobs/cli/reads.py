@@ -7,18 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, and_, case, func, or_, select
 
-from fencedjobs import dialects
 from fencedjobs.values import EventState, JobState
 
 _LISTED = "id queue kind state priority attempts max_attempts fence owner until created_at".split()
 _EVENT = "id seq lane topic state attempts created_at sent_at last_error reason".split()
-
-
-def now(connection: Connection) -> float:
-    """The clock that the leases of this database run by."""
-    if not dialects.capabilities(connection.dialect).sql_clock:
-        return dialects.process_clock()
-    return float(connection.scalar(select(dialects.statement_now())) or 0.0)
 
 
 def latest(
@@ -45,11 +37,10 @@ def events(
 def oldest_waiting(connection: Connection, jobs: Table, instant: float) -> dict[str, Any]:
     """For each queue the job that has waited longest of those that could be claimed at ``instant``.
 
-    A ready job waits since it was enqueued, a scheduled one since it was due, a leased one since its
-    lease ran out.
+    A job waits since it could be claimed: one that is leased since its lease ran out.
     """
     c = jobs.c
-    since = case((c.state == JobState.READY, c.created_at), else_=c.until).label("since")
+    since = case((c.state == JobState.LEASED, c.until), else_=c.due_at).label("since")
     due = and_(c.state.in_([JobState.SCHEDULED, JobState.LEASED]), c.until <= instant)
     place = func.row_number().over(partition_by=c.queue, order_by=(since, c.seq)).label("place")
     waiting = (

@@ -36,9 +36,8 @@ def status(settings: Settings, leases: int) -> None:
     engine = open_engine(settings)
     jobs = tables(settings.schema)[Job.__tablename__]
     store = Store(engine, schema=settings.schema)
-    counts = store.counts()
+    counts, now = store.counts(), store.now()
     with looking(engine, settings) as connection:
-        now = reads.now(connection)
         oldest = reads.oldest_waiting(connection, jobs, now)
         ending = reads.ending_leases(connection, jobs, leases)
     facts = {
@@ -53,7 +52,8 @@ def status(settings: Settings, leases: int) -> None:
 
 def _queue(name: str, counts: Any, oldest: Any, now: float) -> dict[str, Any]:
     waiting = oldest and {
-        "id": oldest.id, "state": oldest.state, "since": exact(oldest.since), "seconds": now - oldest.since,
+        "id": oldest.id, "state": oldest.state, "since": exact(oldest.since),
+        "seconds": max(0.0, now - oldest.since),
     }  # fmt: skip
     return {
         "queue": name,

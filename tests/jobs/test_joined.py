@@ -70,7 +70,7 @@ def test_everything_but_claim_and_renew_is_offered(session: Session) -> None:
     offered = {name for name in dir(UnitOfWork(session).jobs) if not name.startswith("_")}
     assert offered == {
         "enqueue", "enqueue_many", "complete", "complete_many", "fail", "release", "cancel", "quarantine",
-        "requeue", "sweep", "purge", "get", "counts", "checkpoint", "set_aside",
+        "requeue", "sweep", "purge", "get", "counts", "oldest_waiting", "checkpoint", "set_aside",
     }  # fmt: skip
 
 

@@ -214,3 +214,36 @@ def test_now_is_the_instant_that_the_store_compares_with(store: Store) -> None:
 def test_now_is_of_the_store_s_own_clock_where_it_has_one(sync_store: Store) -> None:
     own = Store(sync_store.transactions.engine, clock=lambda: T)
     assert own.now() == T
+
+
+# --- the oldest that waits ------------------------------------------------------------------------
+
+
+def test_the_oldest_of_each_queue_waits_since_it_could_be_claimed(store: Store) -> None:
+    assert store.oldest_waiting(now=T) == {}
+    items = [
+        {"queue": "ready"}, {"queue": "ready"}, {"queue": "scheduled", "delay": 5},
+        {"queue": "later", "delay": 60}, {"queue": "spent", "deadline": T + 9},
+        *({"queue": name, "id": name} for name in ("expired", "held", "done", "failed")),
+    ]  # fmt: skip
+    store.enqueue_many(items, now=T)
+    store.enqueue(queue="ready", now=T + 3)
+    claimed(store, "expired", ttl=7)
+    claimed(store, "held", ttl=70)
+    store.complete(claimed(store, "done"), now=T)
+    store.fail(claimed(store, "failed"), "no", retry=AT_ONCE, now=T + 6)
+    assert store.oldest_waiting(now=T + 10) == {
+        "ready": 10.0,
+        "scheduled": 5.0,
+        "expired": 3.0,
+        "failed": 4.0,
+    }
+    for queue, wait in store.oldest_waiting(now=T + 10).items():
+        lease = store.claim("a", ttl=9, queue=queue, now=T + 10)
+        assert lease is not None
+        assert (queue, lease.waited) == (queue, wait)
+
+
+def test_nothing_has_waited_less_than_no_time(store: Store) -> None:
+    store.enqueue(now=T)
+    assert store.oldest_waiting(now=T - 1) == {"default": 0.0}
