@@ -111,6 +111,11 @@ class WorkerBase:
 
         return register
 
+    @property
+    def engine(self) -> Engine:
+        """The engine of the store, which handlers use; the worker's own connections are made like its."""
+        return self._store.transactions.engine
+
     def stop(self) -> None:
         """Claim no more, wait ``grace`` seconds for the handlers, give the rest back and return from `run`.
 
@@ -132,9 +137,8 @@ class WorkerBase:
             raise InvalidValue("handler", 'register at least one, with @worker.handler("kind")')
         if self._room is not None:
             raise InvalidValue("run", "this worker runs already")
-        engine = self._store.transactions.engine
-        apart(engine).dispose()
-        _require_room(engine, self._concurrency)
+        apart(self.engine).dispose()
+        _require_room(self.engine, self._concurrency)
         plan = Plan(
             owner=self._owner or new_owner(),
             queues=self._queues,

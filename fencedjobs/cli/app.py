@@ -18,6 +18,7 @@ from fencedjobs.cli.relay import relay
 from fencedjobs.cli.settings import Settings, common
 from fencedjobs.cli.status import status
 from fencedjobs.cli.trouble import explained
+from fencedjobs.cli.work import work
 
 
 class Commands(click.Group):
@@ -53,5 +54,7 @@ def cli() -> None:
     """
 
 
-for _command in (demo, upgrade, downgrade, current, enqueue, status, jobs, outbox, relay, inbox, fence):
+for _command in (
+    demo, upgrade, downgrade, current, enqueue, work, status, jobs, outbox, relay, inbox, fence,
+):  # fmt: skip
     cli.add_command(_command)
