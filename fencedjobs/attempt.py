@@ -34,6 +34,7 @@ class Attempt:
         self.progress = lease.progress
         self._latest = latest  # the job's deadline, by the local clock
         self._ended = False
+        self._told = False
         self._interrupt: Callable[[], object] | None = None
         self._lock = Lock()
 
@@ -96,6 +97,12 @@ class Attempt:
         """Whether it is up to the caller to end the attempt: true for the first alone."""
         with self._lock:
             first, self._ended = not self._ended, True
+            return first
+
+    def tell_completed(self) -> bool:
+        """Whether the caller is the first to learn that the job is done: once it is observed and counted."""
+        with self._lock:
+            first, self._told = not self._told, True
             return first
 
     def lose(self) -> bool:

@@ -122,9 +122,10 @@ class Room:
     def committed(self, attempt: Attempt) -> None:
         """A handler's own transaction has completed the job."""
         self._in_hand.discard(attempt)
-        self._count()
-        facts = attempt.facts() | {"seconds": attempt.seconds, "remaining": attempt.remaining}
-        self._observe(Observed.COMPLETED, **facts)
+        if attempt.tell_completed():
+            self._count()
+            facts = attempt.facts() | {"seconds": attempt.seconds, "remaining": attempt.remaining}
+            self._observe(Observed.COMPLETED, **facts)
 
     # --- the ends of attempts -------------------------------------------------------------------
 
@@ -141,9 +142,9 @@ class Room:
     def _ignore(self, attempt: Attempt, what: Any) -> None:
         self._observe(Observed.IGNORED, **attempt.facts(), what=what)
 
-    def _settled(self, attempt: Attempt, what: Observed) -> None:
+    def _settled(self, attempt: Attempt, completed: bool) -> None:
         self._in_hand.discard(attempt)
-        if what is Observed.COMPLETED:
+        if completed:
             self._count()
         if not len(self._in_hand):
             self._woken.put(None)
@@ -226,16 +227,17 @@ class Room:
             self._look_at = 0.0
         room = self._places()
         if room > 0 and clock() >= self._look_at:
-            if self._look(line, room):
+            found = self._look(line, room)
+            if found == room:
                 return 0.0
-            if self._plan.until_empty and not len(self._in_hand) and not self._backoff.failures:
+            if found == 0 and self._plan.until_empty and not len(self._in_hand):
                 self._stops += 1
                 return 0.0
         look = self._look_at if room > 0 else clock() + self._plan.poll
         return max(0.0, min(look, soonest) - clock())
 
-    def _look(self, line: Line, room: int) -> bool:
-        """Claim for all the room there is; whether there may be more to claim."""
+    def _look(self, line: Line, room: int) -> int | None:
+        """Claim for all the room there is; how many jobs there were, or ``None`` if nobody knows."""
         try:
             found = self._claim_all(line, room)
         except (SchemaMismatch, UnsupportedDatabase):
@@ -243,11 +245,10 @@ class Room:
         except Exception as error:  # noqa: BLE001 - whatever the database raises: wait, and try again
             self._look_at = clock() + self._backoff.failed() * random.uniform(0.5, 1)
             self._trouble("claims", error)
-            return False
+            return None
         self._backoff.succeeded()
-        full = found >= room
-        self._look_at = clock() + (0 if full else self._idle.next(found > 0))
-        return full
+        self._look_at = clock() + (0 if found == room else self._idle.next(found > 0))
+        return found
 
     def _claim_all(self, line: Line, room: int) -> int:
         """Claim from the queues in their order; how many jobs there were."""

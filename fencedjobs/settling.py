@@ -133,7 +133,7 @@ class Settler:
     is another worker's, and what was done here is done again.
     """
 
-    def __init__(self, observe: Observer, settled: Callable[[Attempt, Observed], None]) -> None:
+    def __init__(self, observe: Observer, settled: Callable[[Attempt, bool], None]) -> None:
         self._observe = observe
         self._settled = settled
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
@@ -212,6 +212,8 @@ class Settler:
         try:
             line.call(lambda store: item.ending.write(store, item.attempt))
         except LeaseLost as lost:
+            if lost.completed:  # by the handler's own transaction, or by one whose answer was lost
+                item.ending = Done(None)
             self._end(item, refused=not lost.completed)
         except OutcomeUnknown as error:
             self._ask_again([item], error)
@@ -263,7 +265,10 @@ class Settler:
         what, facts = item.ending.observed()
         if refused:
             what, facts = Observed.REFUSED, {"what": type(item.ending).__name__}
-        if what is Observed.COMPLETED:
+        completed = what is Observed.COMPLETED
+        if completed:
             facts = {"remaining": attempt.remaining}
-        self._observe(what, **attempt.facts(), seconds=attempt.seconds, **facts)
-        self._settled(attempt, what)
+        known = completed and not attempt.tell_completed()
+        if not known:
+            self._observe(what, **attempt.facts(), seconds=attempt.seconds, **facts)
+        self._settled(attempt, completed and not known)
