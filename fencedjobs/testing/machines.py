@@ -155,7 +155,7 @@ _OTHERS: Final = [
     _step("sweep", limit=_limits),
     _step("purge", ago=_one_of(0.0, 1.0, -1.0), limit=_limits, forget=st.booleans()),
     _step("cancel_and_purge", name=_names, ago=_one_of(-1.0, 0.0)),
-    _step("set_aside_and_requeue", name=_names, verb=_one_of("cancel", "quarantine")),
+    _step("set_aside_and_requeue", name=_names, verb=_one_of("cancel", "quarantine"), payload=_values),
     _step("leave_no_trace", job=_new_jobs(), name=_names, bad=_one_of(None, 0.0, -1.0, math.nan, math.inf)),
     _step("lock", name=_one_of(*LOCKS), owner=_owners, ttl=_ttls),
     _step("locked", past=_leases, verb=_one_of("renew", "release", "check")),
@@ -416,10 +416,10 @@ class JobMachine(RuleBasedStateMachine):
         self.both("purge", before=self.now - ago)
         self.both("enqueue", name, now=self.now)
 
-    def set_aside_and_requeue(self, name: str, verb: str) -> None:
-        """Out of the queue, and back."""
+    def set_aside_and_requeue(self, name: str, verb: str, payload: Any = None) -> None:
+        """Out of the queue, and back, perhaps mended."""
         self.operate(verb, name, None)
-        self.operate("requeue", name, None)
+        self.operate("requeue", name, payload)
 
     # --- what leaves no trace ---------------------------------------------------------------------
 

@@ -161,6 +161,16 @@ def _renew_revives() -> Patches:
         yield _guarded(leases, name, _without("time"))
 
 
+@_fault(stages.machine, "a checkpoint is written after its lease has run out")
+def _checkpoint_late() -> Patches:
+    yield _guarded(job_sql, "checkpoint", _without("time"))
+
+
+@_fault(stages.machine, "an attempt that sets its job aside asks for the id alone")
+def _set_aside_by_id() -> Patches:
+    yield _guarded(job_sql, "end_aside", _without("owner", "fence", "time"))
+
+
 @_fault(stages.machine, "a lease is still valid at its very end (>= for >)")
 def _valid_at_the_end() -> Patches:
     def guard(leased: Leased, held: Held, now: Any = None) -> Any:
@@ -242,6 +252,18 @@ def _lease_outlives_the_deadline() -> Patches:
 @_fault(stages.machine, "promotion leaves the owner, so that the late one can still give the job back")
 def _promotion_keeps_the_owner() -> Patches:
     yield _changed(job_sql, "promote", lambda made, *_: replace(made, values=_dropping("owner")(made.values)))
+
+
+@_fault(stages.machine, "promotion leaves the instant since when a job waits as it was an attempt ago")
+def _waits_since_the_last_attempt() -> Patches:
+    yield _changed(
+        job_sql, "promote", lambda made, *_: replace(made, values=_dropping("due_at")(made.values))
+    )
+
+
+@_fault(stages.machine, "a job with a new payload keeps the checkpoint of the old one")
+def _checkpoint_of_another_payload() -> Patches:
+    yield _changed(job_sql, "requeue", lambda made, jobs, *_: made.values(progress=jobs.table.c.progress))
 
 
 @_fault(stages.machine, "a cancelled or quarantined job keeps its lease and can be completed")

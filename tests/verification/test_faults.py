@@ -48,6 +48,16 @@ SHORTEST: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "complete_many_by_id": ({}, [claim(), step("complete_many", pasts=[Past(0, "older")], results=False)]),
     "complete_late": ({}, [attempt("complete", wait=1)]),
     "release_by_owner": ({}, [attempt("release", forged="older")]),
+    "checkpoint_late": ({}, [attempt("checkpoint", wait=1)]),
+    "set_aside_by_id": ({}, [attempt("set_aside", forged="older")]),
+    "waits_since_the_last_attempt": ({}, [claim(1.0), step("creep", by=3.0), step(
+        "claim_next", owner="A", ttl=1.0, queue="default"
+    )]),
+    "checkpoint_of_another_payload": ({}, [
+        claim(), step("end", past=LATEST, end="checkpoint", retry=None, result=1),
+        step("operate", verb="quarantine", name="a", payload=None),
+        step("operate", verb="requeue", name="a", payload={"qty": 7}),
+    ]),
     "renew_revives": ({}, [attempt("renew", wait=1)]),
     "valid_at_the_end": ({}, [attempt("complete", wait=0)]),
     "free_after_the_end": ({}, [claim(1.0), step("creep", by=1.0), claim()]),
