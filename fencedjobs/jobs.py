@@ -246,12 +246,20 @@ class JoinedJobs:
         return moved
 
     def requeue(
-        self, id: str, *, payload: Any = _KEPT, by: str, reason: str, now: float | None = None
+        self,
+        id: str,
+        *,
+        payload: Any = _KEPT,
+        by: str,
+        reason: str,
+        seen: tuple[JobState, int] | None = None,
+        now: float | None = None,
     ) -> bool:
         """Let a quarantined or cancelled job start anew; whether it was one.
 
         Attempts start again at 0, the fence goes on. A new ``payload`` replaces the old one. Who, when
         and why is kept with the job. A deadline is kept too: one that has passed sets it aside again.
+        ``seen`` is the state and fence that the decision rests on: a job that has moved on is left alone.
         """
         parameters = {"job_id": edge.key("id", id)}
         if mended := payload is not _KEPT:
@@ -260,7 +268,7 @@ class JoinedJobs:
         instant, tx, jobs = self._tx.now(now), self._tx, self._jobs
         reading = sql.requeueable(jobs, instant is not None, tx.capabilities.row_locks)
         row = tx.execute(reading, {"job_id": id} | at(instant)).first()
-        if row is None:
+        if row is None or seen not in (None, (row.state, row.fence)):
             return False
         entry = Requeue(row.read_at, by, reason, row.state, mended)
         as_read = {"was": row.state, "had_fence": row.fence, "history": sql.history(row.requeues, entry)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fencedjobs.cli import decisions, reads
+from fencedjobs.cli import bulk, decisions, reads
 from fencedjobs.cli.database import looking, open_engine, open_store
 from fencedjobs.cli.output import console, emit, iso, jsonable, print_record, table
 from fencedjobs.cli.settings import Settings, common, pass_settings
@@ -76,14 +76,33 @@ def quarantine(settings: Settings, ids: Sequence[str], reason: str) -> None:
 
 
 @jobs.command()
-@decisions.ids
+@click.argument("ids", metavar="[ID...]", nargs=-1)
+@click.option("--all", "all_", is_flag=True, help="All quarantined jobs, or those that the next options say.")
+@click.option("--queue", help="With --all: only this queue.")
+@click.option("--error-like", "text", metavar="TEXT",
+              help="With --all: only those with this text in their reason or last error.")  # fmt: skip
+@click.option("--state", type=click.Choice([str(state) for state in bulk.STATES]),
+              help="With --all: jobs in this state.  [default: quarantined]")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="With --all: only list them.")
 @decisions.reason("job")
 @decisions.by("job")
 @decisions.mended("job")
 @common
 @pass_settings
-def requeue(settings: Settings, ids: Sequence[str], reason: str, by: str | None, payload: str | None) -> None:
+def requeue(
+    settings: Settings, /, ids: Sequence[str], all_: bool, reason: str, by: str | None, payload: str | None,
+    dry_run: bool, **only: str | None,
+) -> None:  # fmt: skip
     """Make quarantined or cancelled jobs ready again, with fresh attempts and the fence they have."""
+    if all_:
+        if ids or payload is not None:
+            raise click.UsageError("--all goes without IDs and without --payload")
+        bulk.requeue(settings, bulk.wanted(**only), by=decisions.who(by), reason=reason, dry_run=dry_run)
+        return
+    if not ids or dry_run or any(only.values()):
+        raise click.UsageError(
+            "name the jobs, or say --all; --queue, --error-like, --state, --dry-run go with it"
+        )
     mended = decisions.mending(payload, ids, "job")
     person, store = decisions.who(by), open_store(settings)
     _each(

@@ -297,3 +297,13 @@ def test_setting_aside_takes_no_place_in_the_order(store: Store) -> None:
     store.cancel("a", now=T)
     store.requeue("a", by="eve", reason="x", now=T)
     assert ids(store.claim_many("w", ttl=9, limit=9, now=T)) == ["a", "b"]
+
+
+def test_a_requeue_may_rest_on_what_was_seen(store: Store) -> None:
+    store.enqueue("j", now=T)
+    store.fail(claimed(store, "j"), "no", retry=None, now=T)
+    again: dict[str, Any] = {"by": "ann", "reason": "again", "now": T}
+    for seen in ((JobState.CANCELLED, 1), (JobState.QUARANTINED, 0), (JobState.QUARANTINED, 2)):
+        assert not store.requeue("j", seen=seen, **again)
+    assert row(store, "j", "state", "requeues") == {"state": JobState.QUARANTINED, "requeues": ()}
+    assert store.requeue("j", seen=(JobState.QUARANTINED, 1), **again)
