@@ -275,6 +275,11 @@ class AsyncStore:
         return self._sync
 
     @property
+    def schema(self) -> str | None:
+        """The schema that the tables are in; ``None`` for the default one."""
+        return self._sync.schema
+
+    @property
     def owner(self) -> str:
         """The default owner: host, process and a random part, so that no two incarnations share it."""
         return self._sync.owner

@@ -75,6 +75,10 @@ class Attempt:
         """The handler's transaction was rolled back, or nobody knows."""
         self.failure, self.committing = error, False
 
+    def error_of(self, raised: BaseException | None) -> BaseException | None:
+        """What the handler has failed with, if only with its last transaction, whose error it swallowed."""
+        return self.failure if raised is None else raised
+
     def transaction_succeeded(self) -> None:
         """The handler's transaction has completed the job: renewals are refused from now on."""
         self.failure, self.completed = None, True

@@ -16,6 +16,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
+    URL,
     BigInteger,
     Column,
     Connection,
@@ -230,6 +231,20 @@ _LEAST: Final[dict[str, tuple[str, tuple[int, ...], str]]] = {
     "mysql": ("MySQL", (8, 0, 17), "SKIP LOCKED and the collation utf8mb4_0900_bin"),
     "sqlite": ("SQLite", (3, 35), "UPDATE … RETURNING"),
 }
+
+
+#: the driver for asyncio that goes with one that is not; psycopg is both
+_ASYNC_DRIVERS: Final = {"psycopg2": "asyncpg", "pysqlite": "aiosqlite"}
+_MYSQL_ASYNC: Final = "aiomysql"
+
+
+def async_url(url: URL) -> URL:
+    """The same database by a driver for asyncio."""
+    dialect = url.get_dialect()
+    if dialect.is_async or dialect.driver == "psycopg":
+        return url
+    driver = _ASYNC_DRIVERS.get(dialect.driver, _MYSQL_ASYNC)
+    return url.set(drivername=f"{url.get_backend_name()}+{driver}")
 
 
 def _family(dialect: Dialect) -> str:

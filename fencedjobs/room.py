@@ -105,8 +105,7 @@ class Room:
         first = attempt.end()
         if first:
             self._free()
-        if attempt.failure is not None and error is None:
-            error = attempt.failure  # of its transaction, which the handler has swallowed
+        error = attempt.error_of(error)
         if attempt.completed:
             self._in_hand.discard(attempt)
             if error is not None or result is not None:

@@ -109,6 +109,11 @@ class Store:
             self._owner = (pid, new_owner())
         return self._owner[1]
 
+    @property
+    def schema(self) -> str | None:
+        """The schema that the tables are in; ``None`` for the default one."""
+        return self._schema
+
     def run(self, verb: Callable[[Transaction], T], *, subject: Any = None, reading: bool = False) -> T:
         """Run ``verb`` in a transaction of its own, on a database that has been checked."""
         self._check()

@@ -78,7 +78,7 @@ class WorkerBase:
         observe: Observer = logged,
     ) -> None:
         self._store = store
-        self._queues = _names(queues)
+        self.queues = _names(queues)
         self._concurrency = edge.whole("concurrency", concurrency, least=1, most=_MOST)
         self._ttl = edge.ttl(ttl)
         self._grace = edge.duration("grace", grace)
@@ -89,7 +89,7 @@ class WorkerBase:
         self._maintenance = maintenance
         self._owner = None if owner is None else edge.key("owner", owner)
         self._observe = harmless(observe)
-        self._handlers = Handlers()
+        self.handlers = Handlers()  #: by kind
         self._room: Room | None = None
 
     def handler(
@@ -106,7 +106,7 @@ class WorkerBase:
         limit = self._max_runtime if max_runtime is None else _positive("max_runtime", max_runtime)
 
         def register(function: F) -> F:
-            self._handlers.add(kind, function, retry=chosen, max_runtime=limit)
+            self.handlers.add(kind, function, retry=chosen, max_runtime=limit)
             return function
 
         return register
@@ -127,13 +127,13 @@ class WorkerBase:
     def limit(self, *, queues: Iterable[str] | None = None, concurrency: int | None = None) -> None:
         """Use other queues or another concurrency from the next `run` on."""
         if queues is not None:
-            self._queues = _names(queues)
+            self.queues = _names(queues)
         if concurrency is not None:
             self._concurrency = edge.whole("concurrency", concurrency, least=1, most=_MOST)
 
     def _opened(self, until_empty: bool) -> Room:
         """The engine room for one run; what is wrong is refused here."""
-        if not self._handlers.kinds:
+        if not self.handlers.kinds:
             raise InvalidValue("handler", 'register at least one, with @worker.handler("kind")')
         if self._room is not None:
             raise InvalidValue("run", "this worker runs already")
@@ -141,7 +141,7 @@ class WorkerBase:
         _require_room(self.engine, self._concurrency)
         plan = Plan(
             owner=self._owner or new_owner(),
-            queues=self._queues,
+            queues=self.queues,
             concurrency=self._concurrency,
             ttl=self._ttl,
             grace=self._grace,
@@ -153,7 +153,7 @@ class WorkerBase:
         self._observe(
             Observed.STARTED, owner=plan.owner, queues=list(plan.queues), concurrency=plan.concurrency
         )
-        self._room = Room(self._store, self._handlers, plan, self._observe)
+        self._room = Room(self._store, self.handlers, plan, self._observe)
         return self._room
 
     def _closed(self, room: Room) -> int:
