@@ -23,6 +23,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sqlalchemy import Engine, delete, event, func, select
+from sqlalchemy.orm import Session
 
 from fencedjobs.errors import InboxConflict, LeaseLost, NotAcknowledged, OutboxConflict
 from fencedjobs.metrics import Observed
@@ -32,6 +33,7 @@ from fencedjobs.retry import Retry
 from fencedjobs.store import Store
 from fencedjobs.testing import outbox_model as oracle
 from fencedjobs.testing.outbox_model import Became, Disagreement, same
+from fencedjobs.uow import UnitOfWork
 from fencedjobs.values import Event
 
 NAMES: Final = ("a", "A", "a ", "\u00e1", "a\u0301", "b")
@@ -129,18 +131,18 @@ _RUNS: Final = [
         max_attempts=_one_of(None, 2, 3), limit=_one_of(1, 16), wait=_wait, script=_scripts,
     ),
 ]  # fmt: skip
+_DELIVER: Final = _step(
+    "deliver", name=_one_of(*NAMES[:3]), payload=_one_of(*VALUES[-3:], 1), source=_one_of(*SOURCES),
+    fence=_one_of(None, 1, 5), way=_one_of("block", "block", "breaks", "swallows", "session"),
+)  # fmt: skip
 _OTHERS: Final = [
     _step("look", lane=_lanes, limit=_one_of(1, 2, 16)),
     _step("purge", ago=_one_of(0.0, -1.0, TTL), limit=_one_of(1, 9)),
-    _step(
-        "deliver", name=_names, payload=_values, source=_one_of(*SOURCES), fence=_one_of(None, 1, 5),
-        breaks=_one_of(False, False, True),
-    ),
     _step("forget", older_than=_one_of(0.0, TTL), limit=_one_of(1, 9)),
     _OPERATE,
     st.one_of(*_CLOCK, *_RIVALS),
 ]  # fmt: skip
-_STEPS: Final = _often(*_ADDS, *_RUNS, *_RUNS, *_RUNS, st.one_of(*_OTHERS), st.one_of(*_OTHERS))
+_STEPS: Final = _often(*_ADDS, _DELIVER, *_RUNS, *_RUNS, *_RUNS, st.one_of(*_OTHERS), st.one_of(*_OTHERS))
 
 
 # --- power ----------------------------------------------------------------------------------------
@@ -233,7 +235,7 @@ class Run:
         act = self._act = self._script.pop(0) if self._script else Act()
         self._dies_at(act, "before send")
         if act.delivered or act.answer == "ack":
-            self._machine.deliver(sent.id, deepcopy(sent.payload), "", sent.fence, breaks=False)
+            self._machine.deliver(sent.id, deepcopy(sent.payload), "", sent.fence, "block")
         self._machine.lane = sent.lane
         for step in act.meanwhile:
             self._machine.perform(step)
@@ -544,22 +546,47 @@ class _OutboxMachine(RuleBasedStateMachine):
 
     # --- the inbox --------------------------------------------------------------------------------
 
-    def deliver(self, name: str, payload: Any, source: str, fence: int | None, breaks: bool) -> None:
-        """A message and its effect, together or not at all."""
-        got: Any = None
-        with suppress(_Broken, InboxConflict), self.store.begin() as uow:
-            got = InboxConflict
-            got = uow.inbox.accept(name, payload, source=source, fence=fence)
-            if got:
-                uow.jobs.enqueue(kind=source, key=name)
-            if breaks:
-                raise _Broken
-        model = deepcopy(self.inbox) if breaks and got is not InboxConflict else self.inbox
+    def deliver(self, name: str, payload: Any, source: str, fence: int | None, way: str) -> None:
+        """A message and its effect, together or not at all.
+
+        In a block that is good, breaks, or swallows the conflict; or on a session of the host's, which
+        counts the conflict itself.
+        """
+        receive = self._receive_by_session if way == "session" else self._receive_in_block
+        got = receive(name, payload, {"source": source, "fence": fence}, way)
+        undone = way == ("swallows" if got is InboxConflict else "breaks")
+        model = deepcopy(self.inbox) if undone else self.inbox
         try:
             want: Any = model.accept(name, payload, source=source, fence=fence, now=self.now)
         except InboxConflict:
             want = InboxConflict
         _agree("accept", got, want)
+
+    def _receive_in_block(self, name: str, payload: Any, how: dict[str, Any], way: str) -> Any:
+        got: Any = InboxConflict
+        with suppress(_Broken, InboxConflict), self.store.begin() as uow:
+            with suppress(*([InboxConflict] if way == "swallows" else [])):
+                got = uow.inbox.accept(name, payload, **how)
+            if got is True:
+                uow.jobs.enqueue(kind=how["source"], key=name)
+            if way == "breaks":
+                raise _Broken
+        return got
+
+    def _receive_by_session(self, name: str, payload: Any, how: dict[str, Any], way: str) -> Any:
+        with Session(self.engine) as session:
+            uow = UnitOfWork(session, clock=lambda: self.now)
+            got: Any
+            try:
+                got = uow.inbox.accept(name, payload, **how)
+            except InboxConflict as conflict:
+                session.rollback()
+                uow.inbox.record_conflict(conflict)
+                got = InboxConflict
+            if got is True:
+                uow.jobs.enqueue(kind=how["source"], key=name)
+            session.commit()
+        return got
 
     def forget(self, older_than: float, limit: int) -> None:
         """Old messages are forgotten; then they are new again."""
