@@ -7,6 +7,7 @@ the loop keeps its lease.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
 
@@ -46,16 +47,25 @@ class AsyncWorker(WorkerBase):
         with signals(self.stop):
             room.start(tasks, lambda: loop.call_soon_threadsafe(over.set))
             try:
-                await over.wait()
-            except asyncio.CancelledError:
-                room.stop()
-                room.stop()
-                await over.wait()
-                raise
+                await _uninterrupted(over, room.stop)
             finally:
                 await tasks.gone()
                 completed = self._closed(room)
         return completed
+
+
+async def _uninterrupted(over: asyncio.Event, stop: Callable[[], object]) -> None:
+    """Wait for the end. A cancellation hastens it, however often it comes, and is raised then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not over.is_set():
+        try:
+            await over.wait()
+        except asyncio.CancelledError as error:
+            cancelled = error
+            stop()
+            stop()
+    if cancelled is not None:
+        raise cancelled
 
 
 class _Tasks:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from threading import Event, Lock
 from typing import Any
 
-from fencedjobs.errors import LeaseLost
+from fencedjobs.errors import LeaseLost, OutcomeUnknown
 from fencedjobs.handlers import Handler
-from fencedjobs.values import JobLease
+from fencedjobs.values import JobLease, Lease
 
 clock = time.monotonic
 
@@ -31,6 +31,7 @@ class Attempt:
         self.committing = False  #: the completion is on its way, and a refused renewal says nothing
         self.completed = False  #: by the handler's own transaction
         self.failure: BaseException | None = None  #: of the handler's last transaction
+        self.unknown = False  #: whether one of its transactions may have completed the job, or not
         self.progress = lease.progress
         self._latest = latest  # the job's deadline, by the local clock
         self._ended = False
@@ -56,6 +57,11 @@ class Attempt:
         return self.ends - clock()
 
     @property
+    def is_renewed(self) -> bool:
+        """Whether there is still a right to keep."""
+        return not (self.lost.is_set() or self.completed)
+
+    @property
     def seconds(self) -> float:
         """How long the handler has run."""
         return 0.0 if self.started is None else clock() - self.started
@@ -63,32 +69,37 @@ class Attempt:
     @property
     def overdue_at(self) -> float:
         """When the handler will have run too long, by the local clock."""
-        if self.started is None or self.handler.max_runtime is None or self._ended:
+        if self.handler.max_runtime is None or self._ended:
             return float("inf")
-        return self.started + self.handler.max_runtime
+        started = self.started  # not before now, if it has not been called yet
+        return (clock() if started is None else started) + self.handler.max_runtime
 
     def renewed(self, lease: JobLease, ends: float) -> None:
         """The database has extended the lease."""
         self.lease, self.ends = lease, min(ends, self._latest)
 
     def transaction_failed(self, error: BaseException) -> None:
-        """The handler's transaction was rolled back, or nobody knows."""
-        self.failure, self.committing = error, False
-
-    def error_of(self, raised: BaseException | None) -> BaseException | None:
-        """What the handler has failed with, if only with its last transaction, whose error it swallowed."""
-        return self.failure if raised is None else raised
+        """The handler's transaction was rolled back, or nobody knows: its COMMIT may have been sent."""
+        cut = self.committing and not isinstance(error, Exception)  # as by a cancellation
+        self.failure = error
+        self.unknown = (
+            self.unknown or cut or (isinstance(error, OutcomeUnknown) and self.is_subject(error.subject))
+        )
+        self.committing = self.unknown
 
     def transaction_succeeded(self) -> None:
         """The handler's transaction has completed the job: renewals are refused from now on."""
-        self.failure, self.completed = None, True
+        self.failure, self.completed, self.unknown = None, True, False
 
     def is_over(self, error: BaseException | None) -> bool:
         """Whether the handler ended because its lease was lost: there is nothing left to write."""
         if isinstance(error, LeaseLost):
-            held = error.held
-            return (held.id, held.fence) == (self.lease.id, self.lease.fence)
+            return self.is_subject(error.held)
         return self.lost.is_set() and isinstance(error, CancelledError)
+
+    def is_subject(self, lease: Any) -> bool:
+        """Whether it is the lease of this attempt, renewed or not."""
+        return isinstance(lease, Lease) and (lease.id, lease.fence) == (self.lease.id, self.lease.fence)
 
     def begin(self) -> bool:
         """The handler starts; false if the attempt was ended before."""

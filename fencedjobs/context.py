@@ -84,9 +84,27 @@ class BaseContext:
         if self._attempt.lost.is_set() or self._attempt.remaining <= 0:
             raise LeaseLost(self.lease)
 
+    @contextmanager
+    def _refusable(self) -> Iterator[None]:
+        """A write that the database refuses when the lease is over; the handler may swallow that."""
+        try:
+            yield
+        except LeaseLost as lost:
+            self._attempt.failure = lost
+            raise
+
     def _begin_completion(self) -> None:
         if self._attempt.completed:
             raise TransactionLost(f"job {self.id!r} was completed by an earlier transaction of its handler")
+
+    def _failed(self, error: BaseException) -> None:
+        ours = isinstance(error, LeaseLost) and self._attempt.is_subject(error.held)
+        if (
+            ours and isinstance(error, LeaseLost) and error.completed
+        ):  # by a transaction whose answer was lost
+            self._completed()
+        else:
+            self._attempt.transaction_failed(error)
 
     def _completed(self) -> None:
         self._attempt.transaction_succeeded()
@@ -120,7 +138,7 @@ class Context(BaseContext):
                 yield uow
                 self._attempt.committing = True
         except BaseException as error:
-            self._attempt.transaction_failed(error)
+            self._failed(error)
             raise
         self._completed()
 
@@ -129,7 +147,8 @@ class Context(BaseContext):
 
         `LeaseLost` if the lease is lost, and then nothing is kept.
         """
-        self._store.checkpoint(self.lease, data)
+        with self._refusable():
+            self._store.checkpoint(self.lease, data)
         self._attempt.progress = data
 
 
@@ -152,11 +171,12 @@ class AsyncContext(BaseContext):
                 yield uow
                 self._attempt.committing = True
         except BaseException as error:
-            self._attempt.transaction_failed(error)
+            self._failed(error)
             raise
         self._completed()
 
     async def checkpoint(self, data: Any) -> None:
         """Keep a JSON value with the job; see `Context`."""
-        await self._store.checkpoint(self.lease, data)
+        with self._refusable():
+            await self._store.checkpoint(self.lease, data)
         self._attempt.progress = data

@@ -40,7 +40,7 @@ class Heartbeat:
 
     def _beat(self, line: Line) -> float:
         """Renew what is in hand; the seconds until the next time."""
-        attempts = [attempt for attempt in self._in_hand.all() if not attempt.lost.is_set()]
+        attempts = [attempt for attempt in self._in_hand.all() if attempt.is_renewed]
         sent = clock()
         if attempts:
             try:
@@ -65,7 +65,7 @@ class Heartbeat:
         """Give up what was not renewed in time; when the next one will be, by the local clock."""
         soonest = float("inf")
         for attempt in self._in_hand.all():
-            if attempt.lost.is_set():
+            if not attempt.is_renewed:
                 continue
             last = attempt.ends - self._ttl / MARGIN
             if last > clock():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -37,10 +38,12 @@ class Line:
         return self._runner.run(greenlet_spawn(verb, self.store))
 
     def close(self) -> None:
-        """Close the connections."""
-        self.call(lambda store: store.transactions.engine.dispose())
+        """Close the connections; raises nothing, for they may be broken."""
+        with suppress(Exception):
+            self.call(lambda store: store.transactions.engine.dispose())
         if self._runner is not None:
-            self._runner.close()
+            with suppress(Exception):
+                self._runner.close()
 
     def __enter__(self) -> Line:
         return self

@@ -1,7 +1,8 @@
 """The engine room of a worker: claims what there is room for, and sees every attempt to its end.
 
 Its threads have connections of their own and never wait for a handler. Handlers run elsewhere: in
-threads (`worker`) or on the caller's event loop (`aio_worker`).
+threads (`worker`) or on the caller's event loop (`aio_worker`). The room's own thread never waits for
+the database either: it tells handlers in time that their lease is over, and ends what must end.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 from fencedjobs import dialects, threads
+from fencedjobs import payload as edge
 from fencedjobs.attempt import Attempt, InHand, clock
-from fencedjobs.errors import OutcomeUnknown, SchemaMismatch, UnsupportedDatabase
+from fencedjobs.errors import LeaseLost, SchemaMismatch, UnsupportedDatabase
 from fencedjobs.handlers import Handlers
 from fencedjobs.heartbeat import Heartbeat
 from fencedjobs.line import Backoff, Line
@@ -28,7 +31,7 @@ from fencedjobs.values import JobLease
 
 _LAST_WORDS: Final = 5.0  # seconds for what is still to be written when the worker stops
 _AHEAD: Final = 400  # finished jobs that are not written down yet, before no more are claimed
-_LISTEN: Final = 1.0  # seconds in which a listener looks whether it is to stop
+_LISTEN: Final = 0.25  # seconds in which a listener looks whether it is to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +72,23 @@ class Room:
         self._observe = observe
         self._in_hand = InHand()
         self._owned = partial(observe, owner=plan.owner)  # where nothing else says whose it is
-        self._settler = Settler(self._owned, self._settled)
+        self._settler = Settler(self._owned, self._settled, plan.ttl)
+        self._keeper: Housekeeper | None = None
         self._heartbeat = Heartbeat(self._in_hand, plan.ttl, self._owned)
         self._executor: Executor | None = None
-        self._woken: SimpleQueue[None] = SimpleQueue()  # signals call `stop`: its `put` may interrupt itself
+        # Signals call `stop`: what it does may interrupt itself, which an Event does not bear.
+        self._woken: SimpleQueue[None] = SimpleQueue()
+        self._claims_woken: SimpleQueue[None] = SimpleQueue()
+        self._closing = threading.Event()
         self._busy = 0
         self._lock = threading.Lock()
+        self._announced = False
         self._look_at = 0.0
         self._idle = Pauses(plan.poll)
         self._backoff = Backoff(0.25, max(plan.poll, 5.0))
         self._stops = 0
         self._stopped_at: float | None = None
+        self._parts: dict[str, threading.Thread] = {}
         self._ended: Callable[[], object] = lambda: None
         self.completed = 0
         self.error: BaseException | None = None  #: a mistake in the worker itself
@@ -103,24 +112,16 @@ class Room:
     def finished(self, attempt: Attempt, result: Any, error: BaseException | None) -> bool:
         """A handler has returned or raised; false if it was given up before."""
         first = attempt.end()
-        if first:
-            self._free()
-        error = attempt.error_of(error)
-        if attempt.completed:
-            self._in_hand.discard(attempt)
-            if error is not None or result is not None:
-                self._ignore(attempt, result if error is None else repr(error))
-        elif not first or attempt.is_over(error):
-            self._too_late(attempt, first, error)
-        else:
-            unknown = isinstance(error, OutcomeUnknown) and error.subject == attempt.lease
-            self._settler.put(attempt, ending_of(attempt.handler, result, error), unknown=unknown)
-        self._woken.put(None)
+        try:
+            self._conclude(attempt, first, result, attempt.failure if error is None else error)
+        finally:
+            if first:
+                self._free()
+            self._wake()
         return first
 
     def committed(self, attempt: Attempt) -> None:
-        """A handler's own transaction has completed the job."""
-        self._in_hand.discard(attempt)
+        """A handler's own transaction has completed the job; the handler goes on."""
         if attempt.tell_completed():
             self._count()
             facts = attempt.facts() | {"seconds": attempt.seconds, "remaining": attempt.remaining}
@@ -128,11 +129,25 @@ class Room:
 
     # --- the ends of attempts -------------------------------------------------------------------
 
+    def _conclude(self, attempt: Attempt, first: bool, result: Any, error: BaseException | None) -> None:
+        if attempt.completed:
+            self._in_hand.discard(attempt)
+            if error is not None or result is not None:
+                self._ignore(attempt, result if error is None else ": ".join(edge.described(error)))
+        elif first and attempt.unknown:
+            self._settler.put(attempt, ending_of(attempt.handler, result, error), unknown=True)
+        elif not first or attempt.is_over(error):
+            self._too_late(attempt, first, error)
+        else:
+            self._settler.put(attempt, ending_of(attempt.handler, result, error))
+
     def _too_late(self, attempt: Attempt, first: bool, error: BaseException | None) -> None:
         """The end of a handler whose job is not its own any more."""
         if first:
             self._in_hand.discard(attempt)
-        if error is None or error is attempt.failure:
+        if attempt.unknown:
+            pass  # the answer to what was put in its place tells
+        elif error is None or error is attempt.failure:
             what = "Done" if error is None else "transaction"
             self._observe(Observed.REFUSED, **attempt.facts(), seconds=attempt.seconds, what=what)
         elif not attempt.lost.is_set():
@@ -145,8 +160,8 @@ class Room:
         self._in_hand.discard(attempt)
         if completed:
             self._count()
-        if not len(self._in_hand):
-            self._woken.put(None)
+        if not len(self._in_hand) or self._places() == 1:
+            self._wake()
 
     def _count(self) -> None:
         with self._lock:
@@ -156,42 +171,66 @@ class Room:
         with self._lock:
             self._busy -= 1
 
+    def _wake(self) -> None:
+        self._woken.put(None)
+        self._claims_woken.put(None)
+
     def _abandon(self, attempt: Attempt, ending: Ending) -> None:
         """End an attempt over its handler's head."""
         if not attempt.end():
             return
         attempt.lose()
-        self._free()
         if attempt.started is not None and self._executor is not None:
-            self._executor.abandon(attempt)
-        self._settler.put(attempt, ending)
+            self._executor.abandon(attempt)  # before there is a place for another
+        if attempt.completed:
+            self._in_hand.discard(attempt)
+            self._ignore(attempt, "it did not return after its transaction")
+        else:
+            self._settler.put(attempt, ending)
+        self._free()
+        self._wake()
 
-    # --- the loop -------------------------------------------------------------------------------
+    # --- the room's own thread --------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._open()
+            while not self._is_over():
+                _sleep(self._woken, self._turn())
+        except BaseException as error:  # noqa: BLE001 - who waits for the end must be told
+            self.error = self.error or error
+        self._stops += 2
+        self._close()
+        self._ended()
+
+    def _open(self) -> None:
         plan = self._plan
-        parts = [
-            self._part("settling", self._settler.run),
-            self._part("heartbeat", self._heartbeat.run),
-        ]
-        keeper = None
+        self._part("settling", self._settler.run)
+        self._part("heartbeat", self._heartbeat.run)
         if plan.maintenance is not None:
-            keeper = Housekeeper(plan.maintenance, plan.owner, self._owned)
-            self._part("maintenance", keeper.run)
+            self._keeper = Housekeeper(plan.maintenance, plan.owner, self._owned)
+            self._part("maintenance", self._keeper.run)
         if plan.listen:
             self._part("listening", self._listen)
-        self._part("claims", self._claims).join()
-        self._stops += 2
-        if keeper is not None:
-            keeper.stop()
+        self._part("claims", self._claims)
+
+    def _close(self) -> None:
+        """End the parts, and with them their connections; one that waits for the database is left alone."""
+        self._closing.set()
+        self._claims_woken.put(None)
         self._settler.stop()
-        parts[0].join(_LAST_WORDS)
+        if self._keeper is not None:
+            self._keeper.stop()
+        end = clock() + _LAST_WORDS
+        if "settling" in self._parts:
+            self._parts["settling"].join(_LAST_WORDS)
         self._heartbeat.stop()
         if self._executor is not None:
             self._executor.close()
-        self._ended()
+        for part in self._parts.values():
+            part.join(max(0.0, min(end - clock(), 2.0)))
 
-    def _part(self, name: str, run: Callable[[Line], None]) -> threading.Thread:
+    def _part(self, name: str, run: Callable[[Line], None]) -> None:
         def body() -> None:
             try:
                 with Line(self._store) as line:
@@ -199,44 +238,81 @@ class Room:
             except BaseException as error:  # noqa: BLE001 - a worker must not go on with half its parts
                 self.error = self.error or error
                 self._stops += 2
-                self._woken.put(None)
+            self._woken.put(None)
 
-        return threads.start(name, body)
-
-    def _claims(self, line: Line) -> None:
-        while not self._is_over():
-            pause = self._turn(line)
-            if pause > 0:
-                self._sleep(pause)
+        self._parts[name] = threads.start(name, body)
 
     def _is_over(self) -> bool:
-        if self.error is not None:
-            return True
         if self._stopped_at is None:
             return False
-        last_words = self._stopped_at + (0 if self._stops > 1 else self._plan.grace) + _LAST_WORDS
-        return not len(self._in_hand) or clock() > last_words
+        if clock() > self._grace_ends() + _LAST_WORDS:
+            return True
+        claiming = self._parts["claims"].is_alive() and clock() < self._stopped_at + _LAST_WORDS
+        return not len(self._in_hand) and not claiming
 
-    def _turn(self, line: Line) -> float:
-        """One look at everything; the seconds until the next."""
+    def _grace_ends(self) -> float:
+        assert self._stopped_at is not None
+        return self._stopped_at + (0.0 if self._stops > 1 else self._plan.grace)
+
+    def _turn(self) -> float:
+        """One look at what is in hand; the seconds until the next."""
         soonest = self._watch()
         if self._stops:
-            return self._wind_up(soonest)
-        if self._plan.until_empty and not len(self._in_hand):
-            self._look_at = 0.0
-        room = self._places()
-        if room > 0 and clock() >= self._look_at:
-            found = self._look(line, room)
-            if found == room:
-                return 0.0
-            if found == 0 and self._plan.until_empty and not len(self._in_hand):
-                self._stops += 1
-                return 0.0
-        look = self._look_at if room > 0 else clock() + self._plan.poll
-        return max(0.0, min(look, soonest) - clock())
+            soonest = self._wind_up(soonest)
+        return max(0.0, soonest - clock())
+
+    def _watch(self) -> float:
+        """Give up what is lost or has run too long; when to look again, by the local clock."""
+        soonest = self._heartbeat.overlooked()
+        for attempt in self._in_hand.all():
+            if (overdue := attempt.overdue_at) <= clock():
+                limit = attempt.handler.max_runtime
+                error = TimeoutError(f"the handler ran longer than its max_runtime of {limit:g} s")
+                self._abandon(attempt, Failed(error, attempt.handler.retry))
+            else:
+                soonest = min(soonest, overdue)
+        return soonest
+
+    def _wind_up(self, soonest: float) -> float:
+        """After `stop`: give back what has not begun; when the grace is over, the rest too."""
+        if self._stopped_at is None:
+            self._stopped_at = clock()
+            self._closing.set()
+            self._claims_woken.put(None)
+            self._owned(Observed.STOPPING, running=self._busy)
+        over = self._grace_ends()
+        for attempt in self._in_hand.all():
+            if attempt.started is None or clock() >= over:
+                self._abandon(attempt, GivenBack("the worker stops"))
+        return min(soonest, clock() + 0.05)
+
+    # --- claims -----------------------------------------------------------------------------------
+
+    def _claims(self, line: Line) -> None:
+        while not self._stops:
+            alone = self._plan.until_empty and not len(
+                self._in_hand
+            )  # before the look: its end may bring more
+            places = self._places()
+            if places > 0 and self._is_due(alone):
+                found = self._look(line, places)
+                if found == 0 and alone:
+                    self.stop()
+                continue
+            due = self._look_at if places > 0 else clock() + self._plan.poll
+            _sleep(self._claims_woken, due - clock())
+
+    def _is_due(self, alone: bool) -> bool:
+        return self._announced or clock() >= self._look_at or (alone and not self._backoff.failures)
+
+    def _places(self) -> int:
+        """How many more jobs can be taken; few when what is finished cannot be written down as fast."""
+        concurrency = self._plan.concurrency
+        return min(concurrency - self._busy, concurrency + _AHEAD - len(self._in_hand))
 
     def _look(self, line: Line, room: int) -> int | None:
         """Claim for all the room there is; how many jobs there were, or ``None`` if nobody knows."""
+        self._announced = False  # before the look: what is announced meanwhile is not in it
         try:
             found = self._claim_all(line, room)
         except (SchemaMismatch, UnsupportedDatabase):
@@ -258,20 +334,18 @@ class Room:
             if leases := line.call(claim):
                 self._take(line, leases, sent)
                 left -= len(leases)
-            if not left:
+            if not left or self._stops:
                 break
         return room - left
 
-    def _places(self) -> int:
-        """How many more jobs can be taken; few when what is finished cannot be written down as fast."""
-        concurrency = self._plan.concurrency
-        return min(concurrency - self._busy, concurrency + _AHEAD - len(self._in_hand))
-
     def _take(self, line: Line, leases: Sequence[JobLease], sent: float) -> None:
         ends, attempts = sent + self._plan.ttl, []
-        for lease, latest in zip(leases, self._deadlines(line, leases), strict=True):
+        for lease, latest in zip(leases, self._deadlines(line, leases, sent), strict=True):
             attempts.append(Attempt(lease, self._handlers.of(lease.kind), ends, latest))
             self._observe(Observed.CLAIMED, **attempts[-1].facts(), waited=lease.waited)
+        if self._stops:
+            self._return(line, attempts)
+            return
         self._in_hand.add(attempts)
         with self._lock:
             self._busy += len(attempts)
@@ -279,53 +353,42 @@ class Room:
             attempts.remove(stale)
             self._abandon(stale, GivenBack("the claim took longer than its lease"))
         assert self._executor is not None
-        self._executor.start(attempts)
+        try:
+            self._executor.start(attempts)
+        except BaseException:
+            for attempt in attempts:
+                if attempt.started is None:
+                    self._abandon(attempt, GivenBack("it could not be started"))
+            raise
+        self._woken.put(None)
 
-    def _deadlines(self, line: Line, leases: Sequence[JobLease]) -> list[float]:
+    def _return(self, line: Line, attempts: Sequence[Attempt]) -> None:
+        """Give back what a claim has brought that was under way when the worker was told to stop."""
+        for attempt in attempts:
+            ending = GivenBack("the worker stops")
+            with suppress(LeaseLost):
+                line.call(partial(ending.write, attempt=attempt))
+                what, facts = ending.observed()
+                self._observe(what, **attempt.facts(), seconds=0.0, **facts)
+
+    def _deadlines(self, line: Line, leases: Sequence[JobLease], sent: float) -> list[float]:
         """When the jobs must have ended, by the local clock: never later than by the database's."""
-        deadlines = [float("inf") if lease.deadline is None else lease.deadline for lease in leases]
-        if min(deadlines) < float("inf"):
+        asked, now = sent, 0.0
+        if any(lease.until == lease.deadline for lease in leases):
             asked = clock()
             try:
                 now = line.call(Store.now)
-            except Exception as error:  # noqa: BLE001 - the leases are ours all the same
+            except Exception as error:  # noqa: BLE001 - the leases are ours, but nobody knows for how long
                 self._trouble("claims", error)
-                return [float("inf")] * len(leases)
-            return [asked + deadline - now for deadline in deadlines]
-        return deadlines
+                now = float("inf")
+        return [self._deadline(lease, sent, asked, now) for lease in leases]
 
-    def _watch(self) -> float:
-        """Give up what is lost or has run too long; when to look again, by the local clock."""
-        soonest = self._heartbeat.overlooked()
-        for attempt in self._in_hand.all():
-            if (overdue := attempt.overdue_at) <= clock():
-                limit = attempt.handler.max_runtime
-                error = TimeoutError(f"the handler ran longer than its max_runtime of {limit:g} s")
-                self._abandon(attempt, Failed(error, attempt.handler.retry))
-            else:
-                soonest = min(soonest, overdue)
-        return soonest
-
-    def _wind_up(self, soonest: float) -> float:
-        """After `stop`: give back what has not begun; when the grace is over, the rest too."""
-        if self._stopped_at is None:
-            self._stopped_at = clock()
-            self._owned(Observed.STOPPING, running=self._busy)
-        if not len(self._in_hand):
-            return 0.0
-        over = self._stopped_at + (0.0 if self._stops > 1 else self._plan.grace)
-        for attempt in self._in_hand.all():
-            if attempt.started is None or clock() >= over:
-                self._abandon(attempt, GivenBack("the worker stops"))
-        return max(0.0, min(max(over, clock() + 0.05), soonest) - clock())
-
-    def _sleep(self, seconds: float) -> None:
-        try:
-            self._woken.get(timeout=seconds)
-            while True:
-                self._woken.get_nowait()
-        except Empty:
-            pass
+    def _deadline(self, lease: JobLease, sent: float, asked: float, now: float) -> float:
+        if lease.deadline is None:
+            return float("inf")
+        if lease.until == lease.deadline:
+            return asked + lease.deadline - now
+        return sent + self._plan.ttl + lease.deadline - lease.until  # which was ``ttl`` after the claim
 
     def _trouble(self, part: str, error: Exception) -> None:
         self._owned(Observed.WORKER_TROUBLE, part=part, error=repr(error))
@@ -337,18 +400,18 @@ class Room:
         backoff = Backoff(1.0, 30.0)
         while not self._stops:
             try:
-                if not line.call(self._hear):
+                if not line.call(partial(self._hear, backoff)):
                     return
-                backoff.succeeded()
             except Exception as error:  # noqa: BLE001 - polling goes on; listen again later
                 self._trouble("listening", error)
-                threading.Event().wait(backoff.failed())
+                self._closing.wait(backoff.failed())
 
-    def _hear(self, store: Store) -> bool:
+    def _hear(self, backoff: Backoff, store: Store) -> bool:
         with store.transactions.engine.connect() as connection:
             wait = dialects.listening(connection)
             if wait is None:
                 return False
+            backoff.succeeded()
             self._notified()  # of what was announced before
             while not self._stops:
                 if wait(_LISTEN):
@@ -356,14 +419,22 @@ class Room:
         return True
 
     def _notified(self) -> None:
-        self._look_at = 0.0
-        self._woken.put(None)
+        self._announced = True
+        self._claims_woken.put(None)
 
 
 def _claim(
     owner: str, ttl: float, limit: int, queue: str, kinds: Sequence[str], store: Store
 ) -> list[JobLease]:
     return store.claim_many(owner, ttl=ttl, limit=limit, queue=queue, kinds=kinds)
+
+
+def _sleep(woken: SimpleQueue[None], seconds: float) -> None:
+    """Sleep until somebody wakes; all the words there are count as one."""
+    with suppress(Empty):
+        woken.get(timeout=None if seconds == float("inf") else max(0.0, seconds))
+        while True:
+            woken.get_nowait()
 
 
 class Pauses:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
+from fencedjobs import dialects
 from fencedjobs import payload as edge
-from fencedjobs.attempt import Attempt
+from fencedjobs.attempt import Attempt, clock
 from fencedjobs.errors import InvalidValue, LeaseLost, OutcomeUnknown
 from fencedjobs.handlers import Cancel, Handler, Quarantine, Snooze
 from fencedjobs.line import Backoff, Line
@@ -18,6 +19,7 @@ from fencedjobs.store import Store
 from fencedjobs.values import JobState, Outcome
 
 _BATCH: Final = 200  # endings in one round
+_REFUSALS: Final = 3  # by the database itself, of one completion alone, before it counts as a failure
 
 
 class Ending(Protocol):
@@ -56,7 +58,7 @@ class Failed:
 
     def observed(self) -> tuple[Observed, dict[str, Any]]:
         what = Observed.JOB_QUARANTINED if self.state is JobState.QUARANTINED else Observed.RETRIED
-        return what, {"error": ": ".join(edge.described(self.error)), "state": str(self.state)}
+        return what, {"error": ": ".join(edge.described(self.error)), "state": str(self.state or "")}
 
 
 @dataclass(slots=True)
@@ -115,6 +117,10 @@ def _done(result: Any) -> Ending:
     return Done(result)
 
 
+def _goes_with_others(item: _Item) -> bool:
+    return isinstance(item.ending, Done) and not item.unknown and not item.tries
+
+
 # --- the thread -----------------------------------------------------------------------------------
 
 
@@ -124,17 +130,23 @@ class _Item:
     ending: Ending
     unknown: bool = False  #: whether an answer to COMMIT was lost, so that the row must be asked first
     tries: int = 0  #: those that failed least go first, and by itself what has failed with others
+    sent: bool = False  #: whether this ending may have been written, too
+    refusals: int = 0  #: of this ending alone, by the database's own word
+    until: float = float("inf")  #: when to leave it to the end of the lease, by the local clock
 
 
 class Settler:
     """Writes endings down: completions that are there together in one statement, the others one by one.
 
     While the database is away an ending is tried again for as long as the lease lasts; then the job
-    is another worker's, and what was done here is done again.
+    is another worker's, and what was done here is done again. So it is with an ending that the
+    database refuses for ``ttl`` seconds. A completion that it refuses again and again, as a result
+    that is too large for it, is a failure of the attempt.
     """
 
-    def __init__(self, observe: Observer, settled: Callable[[Attempt, bool], None]) -> None:
+    def __init__(self, observe: Observer, settled: Callable[[Attempt, bool], None], ttl: float) -> None:
         self._observe = observe
+        self._ttl = ttl
         self._settled = settled
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._again: list[_Item] = []
@@ -177,13 +189,15 @@ class Settler:
             items.append(item)
 
     def _settle(self, line: Line, items: list[_Item]) -> None:
-        known = [item for item in items if not item.unknown or self._is_still_held(line, item)]
-        together = [item for item in known if isinstance(item.ending, Done) and not item.tries]
+        together = [item for item in items if _goes_with_others(item)]
         if len(together) > 1:
             self._complete(line, together)
-            known = [item for item in known if item not in together]
-        for item in known:
-            self._write(line, item)
+            items = [item for item in items if item not in together]
+        for item in items:
+            if self._backoff.wait and not self._stopped:
+                self._again.append(item)
+            elif not item.unknown or self._is_still_held(line, item):
+                self._write(line, item)
 
     def _complete(self, line: Line, items: list[_Item]) -> None:
         leases = [item.attempt.lease for item in items]
@@ -201,14 +215,12 @@ class Settler:
             refused = {(lease.id, lease.fence) for lease in lost}
             for item, lease in zip(items, leases, strict=True):
                 if (lease.id, lease.fence) in refused:
-                    self._write(line, item)  # by itself, to learn why
+                    self._again.append(item)  # by itself, to learn why
+                    item.tries += 1
                 else:
                     self._end(item)
 
     def _write(self, line: Line, item: _Item) -> None:
-        if self._backoff.wait and not self._stopped:
-            self._again.append(item)
-            return
         try:
             line.call(lambda store: item.ending.write(store, item.attempt))
         except LeaseLost as lost:
@@ -218,10 +230,16 @@ class Settler:
         except OutcomeUnknown as error:
             self._ask_again([item], error)
         except Exception as error:  # noqa: BLE001 - whatever the database raises: wait, and try again
+            self._count_refusal(item, error)
             self._try_again(item, error)
         else:
             self._succeeded()
             self._end(item)
+
+    def _count_refusal(self, item: _Item, error: Exception) -> None:
+        item.refusals += dialects.says_no(error) and not dialects.is_transient(error)
+        if item.refusals >= _REFUSALS and isinstance(item.ending, Done) and item.ending.result is not None:
+            item.ending = Failed(error, item.attempt.handler.retry)
 
     def _is_still_held(self, line: Line, item: _Item) -> bool:
         """After a lost answer: whether the ending must be written again, for it was not."""
@@ -236,18 +254,20 @@ class Settler:
         if outcome is Outcome.COMPLETED:
             item.ending = Done(None)
         # Else it has ended by the ending whose answer was lost, or by time, as the next attempt will show.
-        self._end(item, refused=outcome is Outcome.ENDED and isinstance(item.ending, Done))
+        never = isinstance(item.ending, Done) or not item.sent
+        self._end(item, refused=outcome is Outcome.ENDED and never)
         return False
 
     def _ask_again(self, items: Sequence[_Item], error: Exception) -> None:
         for item in items:
-            item.unknown = True
+            item.unknown = item.sent = True
             self._try_again(item, error)
 
     def _try_again(self, item: _Item, error: Exception) -> None:
         self._trouble(error)
         item.tries += 1
-        if item.attempt.remaining > 0 and not self._stopped:
+        item.until = min(item.until, clock() + self._ttl)
+        if min(item.attempt.ends, item.until) > clock() and not self._stopped:
             self._again.append(item)
         else:
             self._end(item, refused=True)

@@ -25,23 +25,27 @@ class Slots:
         self._work = work
         self._queue: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads = 0
+        self._lock = threading.Lock()
 
     def start(self, attempts: list[Attempt]) -> None:
         """Have handlers called. Never more attempts are given than there is room for."""
         for attempt in attempts:
+            with self._lock:
+                if self._threads < self._size:
+                    start("handler", self._run)
+                    self._threads += 1
             self._queue.put(attempt)
-            if self._threads < self._size:
-                self._threads += 1
-                start("handler", self._run)
 
     def abandon(self) -> None:
         """A handler was given up: its thread does not count any more, and ends when the handler returns."""
-        self._threads -= 1
+        with self._lock:
+            self._threads -= 1
 
     def close(self) -> None:
         """End the threads, as soon as their handlers return."""
-        for _ in range(self._threads):
-            self._queue.put(None)
+        with self._lock:
+            for _ in range(self._threads):
+                self._queue.put(None)
 
     def _run(self) -> None:
         while (attempt := self._queue.get()) is not None:

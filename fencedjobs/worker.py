@@ -188,7 +188,14 @@ class Worker(WorkerBase):
         room, over = self._opened(until_empty), SimpleQueue[None]()
         with signals(self.stop):
             room.start(_Threads(self._store, room, self._concurrency), lambda: over.put(None))
-            over.get()
+            try:
+                over.get()
+            except BaseException:  # a signal handler of the program's own has raised
+                room.stop()
+                room.stop()
+                over.get()
+                self._room = None
+                raise
         return self._closed(room)
 
 
