@@ -27,6 +27,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    event,
     func,
     select,
 )
@@ -245,6 +246,22 @@ def async_url(url: URL) -> URL:
         return url
     driver = _ASYNC_DRIVERS.get(dialect.driver, _MYSQL_ASYNC)
     return url.set(drivername=f"{url.get_backend_name()}+{driver}")
+
+
+_MOVE: Final = {"postgresql": "SET search_path TO {}", "mysql": "USE {}"}
+
+
+def move_into(engine: Engine, schema: str) -> None:
+    """Have the connections that this engine opens find their tables in ``schema``, and only there."""
+    statement = _MOVE[_family(engine.dialect)].format(engine.dialect.identifier_preparer.quote(schema))
+
+    def move(connection: Any, record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        cursor.close()
+        connection.commit()  # a rollback would undo it
+
+    event.listen(engine, "connect", move, insert=True)  # before the dialect asks where it is
 
 
 def _family(dialect: Dialect) -> str:

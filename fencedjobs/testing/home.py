@@ -8,47 +8,69 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine, MetaData, create_engine
-from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from fencedjobs import dialects, schema
+from fencedjobs.line import apart
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 
 @dataclass(frozen=True)
 class Home:
-    """Where a store is to be opened: on this engine, with its tables in this schema."""
+    """The engine whose connections find our tables, and nothing of anybody else's."""
 
     engine: Engine
-    schema: str | None
+    name: str | None  #: of the schema; ``None`` for a file
+
+    def async_engine(self) -> AsyncEngine:
+        """The same place by a driver for asyncio; it leaves nothing open on an event loop."""
+        from sqlalchemy.ext.asyncio import create_async_engine
+        from sqlalchemy.pool import NullPool
+
+        made = create_async_engine(dialects.async_url(self.engine.url), poolclass=NullPool)
+        if self.name is not None:
+            dialects.move_into(made.sync_engine, self.name)
+        return made
 
 
 @contextmanager
 def own_home(engine: Engine) -> Iterator[Home]:
     """A schema (a database on MariaDB, a file on SQLite) with our tables, of a name that nothing has.
 
-    It is dropped at the end with all that is in it; nothing else is touched.
+    Its engine is made like the given one, with connections of its own. The place is dropped at the end
+    with all that is in it, and nothing else is touched.
     """
     name = f"fj_verify_{secrets.token_hex(6)}"
     if not dialects.capabilities(engine.dialect).row_locks:  # a file with one writer, and no schemas
         with tempfile.TemporaryDirectory(prefix=name) as directory:
             own = create_engine(engine.url.set(database=str(Path(directory) / "verify.db"), query={}))
-            schema.upgrade(own)
-            try:
+            with _migrated(own):
                 yield Home(own, None)
-            finally:
-                own.dispose()
         return
-    admin = create_engine(engine.url, poolclass=NullPool)
-    with admin.begin() as connection:
+    with engine.begin() as connection:
         connection.execute(CreateSchema(name))
+    own = apart(engine)
+    dialects.move_into(own, name)
     try:
-        schema.upgrade(admin, schema=name)
-        yield Home(engine, name)
+        with _migrated(own):
+            yield Home(own, name)
     finally:
-        with admin.begin() as connection:
+        with engine.begin() as connection:
             found = MetaData(schema=name)
             found.reflect(connection)
             found.drop_all(connection)
             connection.execute(DropSchema(name))
+
+
+@contextmanager
+def _migrated(engine: Engine) -> Iterator[None]:
+    try:
+        schema.upgrade(engine)
+        yield
+    finally:
+        engine.dispose()

@@ -85,6 +85,7 @@ def _next(worker: WorkerBase, store: Store) -> list[JobLease]:
 
 def _end(store: Store, attempt: Attempt, result: Any, error: BaseException | None, raising: bool) -> None:
     if not attempt.completed:
-        ending_of(attempt.handler, result, attempt.error_of(error)).write(store, attempt)
+        failure = attempt.failure if error is None else error  # of a transaction that the handler swallowed
+        ending_of(attempt.handler, result, failure).write(store, attempt)
     if error is not None and raising and not isinstance(error, Verdict):
         raise error

@@ -79,7 +79,7 @@ def fencedjobs_store(request: pytest.FixtureRequest, _fencedjobs_home: Home) -> 
     from fencedjobs.testing import asserts
 
     _empty(_fencedjobs_home)
-    store = Store(_fencedjobs_home.engine, schema=_fencedjobs_home.schema, clock=_clock(request))
+    store = Store(_fencedjobs_home.engine, clock=_clock(request))
     asserts._current.append(store)
     yield store
     asserts._current.remove(store)
@@ -90,14 +90,9 @@ def fencedjobs_async_store(
     request: pytest.FixtureRequest, _fencedjobs_home: Home, fencedjobs_store: Store
 ) -> AsyncStore:
     """The same tables by a driver for asyncio; nothing is left open on the test's event loop."""
-    from sqlalchemy.ext.asyncio import create_async_engine
-    from sqlalchemy.pool import NullPool
-
     from fencedjobs.aio import AsyncStore
-    from fencedjobs.dialects import async_url
 
-    engine = create_async_engine(async_url(_fencedjobs_home.engine.url), poolclass=NullPool)
-    return AsyncStore(engine, schema=_fencedjobs_home.schema, clock=_clock(request))
+    return AsyncStore(_fencedjobs_home.async_engine(), clock=_clock(request))
 
 
 @pytest.fixture
@@ -129,8 +124,8 @@ def _clock(request: pytest.FixtureRequest) -> Any:
 
 
 def _empty(home: Home) -> None:
-    from fencedjobs.models import tables
+    from fencedjobs.models import Base
 
     with home.engine.begin() as connection:
-        for table in tables(home.schema).values():
+        for table in Base.metadata.sorted_tables:
             connection.execute(table.delete())

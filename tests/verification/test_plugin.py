@@ -93,7 +93,7 @@ def test_a_session_of_the_hosts_joins(fencedjobs_store):
     from sqlalchemy.orm import Session
 
     with Session(fencedjobs_store.transactions.engine) as session:
-        UnitOfWork(session, schema=fencedjobs_store.schema).jobs.enqueue("a", kind="pack")
+        UnitOfWork(session).jobs.enqueue("a", kind="pack")
         session.commit()
     assert_enqueued("pack", id="a")
 
