@@ -193,10 +193,10 @@ class Chaos:
             slot.ends_by = now + GRACE + 15
 
     def _look_after(self) -> None:
-        """Wake who has slept enough, and have somebody in the place of who has ended."""
+        """Wake who has slept enough, and put somebody in the place of who has ended."""
         for n, slot in enumerate(self.slots):
             if slot.wakes_at is not None and time.monotonic() >= slot.wakes_at:
-                self._wake(slot)
+                self._end_of_sleep(slot)
             if not slot.child.process.is_alive():
                 self._gone(slot)
                 self.slots[n] = self._hired(slot.is_async)
@@ -205,10 +205,18 @@ class Chaos:
                 slot.child.signal(signal.SIGKILL)
                 slot.ends_by = None
 
+    def _end_of_sleep(self, slot: Slot) -> None:
+        """Most wake; one in eight never does."""
+        if self.chance.random() < 1 / 8:
+            slot.wakes_at = None
+            self._strike(slot, "kill")
+        else:
+            self._wake(slot)
+
     def _wake(self, slot: Slot) -> None:
         if slot.wakes_at is None:
             return
-        slot.wakes_at = None
+        slot.wakes_at, slot.since = None, time.monotonic()  # it has a little time to say what it finds
         slot.child.signal(signal.SIGCONT)
         for blow in self.blows:
             if (blow.kind, blow.pid, blow.until) == ("stop", slot.child.pid, 0.0):
@@ -415,7 +423,7 @@ class Audit:
             "refused or lost": sum(self.told(claim, "job.refused", "job.lost") for claim in self.ends),
             "given back": said["job.given_back"],
             "retried": said["job.retried"],
-            "in a handler, stopped past the lease": len(self.past_their_leases()),
+            "stopped past the lease in a handler": len(self.past_their_leases()),
             "ends nobody lived to tell": len(self.unsaid()),
             "troubles": dict(troubles),
             "longest wait": round(max(line["waited"] for line in self.claimed.values()), 2),
