@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from fencedjobs import JobState, Retry, Store
+from fencedjobs.cli import reads
 from tests.cli.helpers import EACH_DATABASE, run
 
 
@@ -103,6 +107,23 @@ def test_a_dry_run_lists_and_changes_nothing(store: Store, url: URL) -> None:
         "reason": "failed for good", "error": "ValueError: no such city",
     }  # fmt: skip
     assert ready(store) == set()
+
+
+def test_a_job_that_was_decided_about_meanwhile_is_left_alone(
+    store: Store, url: URL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for id in ("a", "b"):
+        failed(store, id, "no")
+
+    def cancelled_after_reading(*about: Any) -> Iterator[list[Any]]:
+        for batch in sound(*about):
+            store.cancel("a")
+            yield batch
+
+    sound = reads.set_aside
+    monkeypatch.setattr(reads, "set_aside", cancelled_after_reading)
+    assert run("jobs", "requeue", "--all", url=url).out == "1 job requeued\n"
+    assert store.counts() == {"shop": {JobState.READY: 1, JobState.CANCELLED: 1}}
 
 
 @EACH_DATABASE

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fencedjobs import JobState, LeaseLost, Retry, Store
-from tests.jobs.helpers import T, claimed, ids, just_before, lost, refused, row
+from tests.jobs.helpers import T, claimed, ids, just_before, lost, on, refused, row
 
 AT_ONCE = Retry(base=0)
 ONE_SECOND = Retry(base=1, factor=1, jitter=False)
@@ -322,6 +322,14 @@ def test_more_than_one_statement_can_list_is_still_exact(sync_store: Store) -> N
     assert [lease.id for lease, new in zip(leases, renewed, strict=True) if new is None] == expected
     assert ids(sync_store.complete_many(leases, now=T)) == expected
     assert sync_store.counts()["default"] == {JobState.DONE: 441, JobState.CANCELLED: 9}
+
+
+@on("mariadb")
+def test_many_long_results_do_not_go_into_one_packet(sync_store: Store) -> None:
+    """A packet has 16 MiB by default, in which a quotation mark takes two bytes."""
+    sync_store.enqueue_many([{} for _ in range(20)], now=T)
+    leases = sync_store.claim_many("a", ttl=30, limit=20, now=T)
+    assert sync_store.complete_many(leases, ["x" * 1_000_000] * 20, now=T) == []
 
 
 def test_many_results_are_each_under_the_guard_of_their_own_lease(sync_store: Store) -> None:
