@@ -43,8 +43,8 @@ NUMBERS = {
     "sqlite": "WITH RECURSIVE s(g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM s LIMIT {n}) SELECT g FROM s",
 }
 FILL = """
-INSERT INTO fenced_jobs (id, queue, state, until, owner, fence, created_at, payload)
-SELECT {prefix}, 'default', {state}, {until}, {owner}, {fence}, 0, 'null' FROM ({numbers}) AS n
+INSERT INTO fenced_jobs (id, queue, state, until, owner, fence, created_at, due_at, payload)
+SELECT {prefix}, 'default', {state}, {until}, {owner}, {fence}, 0, 0, 'null' FROM ({numbers}) AS n
 """
 
 
