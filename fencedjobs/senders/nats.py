@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 try:
     from nats.aio.client import Client
-    from nats.errors import NoServersError
+    from nats.errors import Error, NoServersError
     from nats.js.api import PubAck
     from nats.js.errors import APIError, NoStreamResponseError
 except ModuleNotFoundError as error:
@@ -24,6 +24,8 @@ from fencedjobs.errors import InvalidValue
 from fencedjobs.senders import wire
 from fencedjobs.senders.base import LinkedSender, Sender, credentials
 from fencedjobs.values import Event
+
+T = TypeVar("T")
 
 _SUBJECT: Final = re.compile(r"[^\s\x00-\x1f\x7f.*>]+(\.[^\s\x00-\x1f\x7f.*>]+)*")
 _LOOK: Final = 0.1  # seconds between two looks at a connection while an answer is awaited
@@ -39,7 +41,8 @@ class AsyncJetStreamSender(LinkedSender[Client]):
     and lanes are percent-encoded there where they are not visible ASCII.
 
     An ack is that of a stream, of ``stream`` if one is named. No stream on the subject, a stream that
-    refuses, and ``timeout`` seconds without an answer are `NotAcknowledged`. A lost connection is opened
+    refuses or drops the event for another payload of its id, and ``timeout`` seconds without an answer are
+    `NotAcknowledged`. A lost connection is opened
     anew by the next send, never in between: nothing is sent late from a buffer. ``options`` go to
     ``nats.connect`` (TLS, credentials).
     """
@@ -91,8 +94,9 @@ class AsyncJetStreamSender(LinkedSender[Client]):
         subject = _plain(self._subject(event))
         headers = wire.headers(event, reserved="nats-", encoded=wire.quoted)
         headers["Nats-Msg-Id"] = wire.quoted(event.id)
+        body = wire.body(event)
         publishing = link.jetstream().publish(
-            subject, wire.body(event), timeout=self.timeout, stream=self._stream, headers=headers
+            subject, body, timeout=self.timeout, stream=self._stream, headers=headers
         )
         try:
             ack = await _answer(link, publishing)
@@ -102,7 +106,23 @@ class AsyncJetStreamSender(LinkedSender[Client]):
             raise self._refused(event, f"the stream refused it: {error.description}") from error
         if not ack.stream or not ack.seq or self._stream not in (None, ack.stream):
             raise self._refused(event, f"the answer is no ack of the stream: {ack}")
+        if ack.duplicate and await self._has_another(link, ack, body):
+            raise self._refused(
+                event, f"the stream has another payload under this id, as its message {ack.seq}"
+            )
         return True
+
+    async def _has_another(self, link: Client, ack: PubAck, body: bytes) -> bool:
+        """Whether the stream dropped this as the repetition of something else: its id was mended or reused.
+
+        What is gone from the stream, or not for us to read, is taken for the same.
+        """
+        reading = link.jetstream(timeout=self.timeout / 4).get_msg(ack.stream, ack.seq)
+        try:
+            stored = await _answer(link, reading)
+        except (Error, TimeoutError):
+            return False
+        return stored.data != body
 
     async def _disconnect(self, link: Client) -> None:
         await link.close()
@@ -124,7 +144,7 @@ class JetStreamSender(Sender):
         super().__init__(AsyncJetStreamSender(servers, **options))
 
 
-async def _answer(client: Client, request: Coroutine[Any, Any, PubAck]) -> PubAck:
+async def _answer(client: Client, request: Coroutine[Any, Any, T]) -> T:
     """The answer to a request, or `ConnectionError` soon after the connection broke.
 
     By itself a request waits on, and not every version calls back when a connection ends.

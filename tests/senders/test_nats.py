@@ -49,6 +49,15 @@ class Stream:
     def delete(self) -> None:
         self._run(self._with(lambda js: js.delete_stream(self.name)))
 
+    def forget(self, seq: int) -> None:
+        self._run(self._with(lambda js: js.delete_msg(self.name, seq)))
+
+    def count(self) -> int:
+        async def read(js: Any) -> int:
+            return int((await js.stream_info(self.name)).state.messages)
+
+        return self._run(self._with(read))  # type: ignore[no-any-return]
+
     def messages(self) -> list[RawStreamMsg]:
         async def read(js: Any) -> list[RawStreamMsg]:
             state = (await js.stream_info(self.name)).state
@@ -116,6 +125,31 @@ def test_what_is_sent_again_is_stored_once(stream: Stream) -> None:
     with JetStreamSender(stream.url, subject=stream.subject) as another:
         assert another(event(fence=9)) is True
     assert len(stream.messages()) == 1
+
+
+@on_sqlite
+def test_a_mended_event_that_the_stream_drops_is_no_ack(engine: Engine, stream: Stream) -> None:
+    """The stream has the former payload under this id, and calls the mended one a duplicate of it."""
+    store = with_event(engine)
+
+    def answer_lost(sent: Event) -> None:
+        assert send(sent) is True
+
+    with JetStreamSender(stream.url, subject=stream.subject) as send:
+        with pytest.raises(NotAcknowledged):
+            dispatch(store, answer_lost)
+        store.outbox.quarantine("order-7", "wrong quantity")
+        store.outbox.requeue("order-7", payload={"qty": 8}, by="ann", reason="mended")
+        assert "has another payload under this id, as its message 1" in left_pending(store, send)
+    assert [json.loads(message.data or b"") for message in stream.messages()] == [{"qty": 7}]
+
+
+def test_a_repetition_of_what_is_gone_from_the_stream_is_an_ack(stream: Stream) -> None:
+    with JetStreamSender(stream.url, subject=stream.subject) as send:
+        assert send(EVENT) is True
+        stream.forget(1)
+        assert send(EVENT) is True
+    assert stream.count() == 0
 
 
 @on_sqlite
