@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that loses a client's next request, or the server's answer to it."""
+"""A TCP proxy on loopback that loses a client's next request or the answer to it, is down, or silent."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ class Proxy:
         self._answered = Event()
         self._lost: socket.socket | None = None
         self._open: list[socket.socket] = []
+        self._flowing = Event()
+        self._flowing.set()
+        self._is_down = False
 
     def arm(self, cut: Cut) -> None:
         """Do this to the next request of any client."""
@@ -40,10 +43,29 @@ class Proxy:
         """Let the delayed request through to the server."""
         self._deliver.set()
 
+    def down(self) -> None:
+        """Cut all connections, and every new one at once, until `up`."""
+        self._is_down = True
+        for one in [*self._open]:
+            _cut(one)
+
+    def up(self) -> None:
+        self._is_down = False
+
+    def silence(self) -> None:
+        """Pass nothing on in either direction until `speak`; nobody is told."""
+        self._flowing.clear()
+
+    def speak(self) -> None:
+        self._flowing.set()
+
     def serve(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                if self._is_down:
+                    _cut(client)
+                    continue
                 server = socket.create_connection(self._target)
                 self._open += [client, server]
                 Thread(target=self._requests, args=(client, server), daemon=True).start()
@@ -51,6 +73,7 @@ class Proxy:
 
     def close(self) -> None:
         self._deliver.set()
+        self._flowing.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for one in self._open:
@@ -65,6 +88,7 @@ class Proxy:
                 if cut is not None:
                     self._lose(cut, data, client, server)
                     break
+                self._flowing.wait()
                 server.sendall(data)
         _cut(server, client)
 
@@ -88,6 +112,7 @@ class Proxy:
                 if self._lost is server:
                     self._answered.set()
                     break
+                self._flowing.wait()
                 client.sendall(data)
         _cut(client)
 

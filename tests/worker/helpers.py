@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Engine, create_engine
@@ -16,6 +17,7 @@ from fencedjobs import AsyncStore, Retry, Store
 from fencedjobs.aio_worker import AsyncWorker
 from fencedjobs.worker import Worker
 from tests.databases import Database
+from tests.proxy import Proxy
 from tests.relay.helpers import Seen as Seen
 
 AT_ONCE = Retry(base=0)
@@ -110,6 +112,22 @@ class Workers:
     @property
     def engine(self) -> Engine:
         return self.store.transactions.engine
+
+
+class Remote(Workers):
+    """Workers on the other side of a line that can be cut; ``store`` is on this side."""
+
+    def __init__(self, database: Database, driver: str | None, store: Store, line: Proxy) -> None:
+        super().__init__(replace(database, url=database.url.set(port=line.port)), driver, store)
+        self.line = line
+
+    def quick(self) -> dict[str, Any]:
+        """Options of an engine that connects fast: TLS takes 0.1 s for each connection."""
+        plain = self.driver is None and self.database.backend == "mariadb"
+        return {"connect_args": {"ssl_disabled": True}} if plain else {}
+
+    def run(self, handlers: Any, *, pool: dict[str, Any] | None = None, **options: Any) -> int:
+        return super().run(handlers, pool={**self.quick(), **(pool or {})}, **options)
 
 
 @asynccontextmanager
