@@ -31,6 +31,16 @@ WRONG = {
     "the id alone": (answer("200 OK", b'"order-7"'), "no JSON object with an id"),
     "a list": (answer("200 OK", b'[{"id": "order-7"}]'), "no JSON object with an id"),
     "the id twice": (answer("200 OK", b'{"id": "order-8", "id": "order-7"}'), "not JSON"),
+    "the id twice, once in disguise": (
+        answer("200 OK", b'{"\\u0069d": "order-8", "id": "order-7"}'),
+        "not JSON",
+    ),
+    "a key twice elsewhere": (answer("200 OK", b'{"id": "order-7", "x": {"a": 1, "a": 2}}'), "not JSON"),
+    "the id of something inside": (
+        answer("200 OK", b'{"data": {"id": "order-7"}}'),
+        "no JSON object with an id",
+    ),
+    "a byte order mark": (answer("200 OK", b"\xef\xbb\xbf" + _GOOD), "not JSON"),
     "two objects": (answer("200 OK", _GOOD * 2), "not JSON"),
     "NaN": (answer("200 OK", b'{"id": "order-7", "x": NaN}'), "not JSON"),
     "JSON in UTF-16": (answer("200 OK", '{"id": "order-7"}'.encode("utf-16")), "not JSON"),
@@ -43,11 +53,28 @@ WRONG = {
     ),
     "nothing": (answer("200 OK"), "its body is empty"),
     "no content": (b"HTTP/1.1 204 No Content\r\n\r\n", "status 204, but its body is empty"),
+    "no content, and yet the id": (
+        b"HTTP/1.1 204 No Content\r\nContent-Length: 17\r\n\r\n" + _GOOD,
+        "status 204, but its body is empty",
+    ),
+    "a status of four digits": (b"HTTP/1.1 2000 OK\r\nContent-Length: 17\r\n\r\n" + _GOOD, "status line"),
     "500 with the right id": (answer("500 Oops", _GOOD), 'status 500: {"id": "order-7"}'),
     "409": (answer("409 Conflict", b"another payload"), "status 409: another payload"),
     "304": (b"HTTP/1.1 304 Not Modified\r\n\r\n", "status 304, a redirect"),
     "a switch of protocols": (answer("101 Switching Protocols", _GOOD), "RemoteProtocolError"),
     "a packed body": (answer("200 OK", gzip.compress(_GOOD), "Content-Encoding: gzip"), "packed as 'gzip'"),
+    "a packed body, and a lie about it": (
+        answer("200 OK", _GOOD, "Content-Encoding: identity", "Content-Encoding: gzip"),
+        "packed as 'identity, gzip'",
+    ),
+    "a body that is longer than it says": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + _GOOD,
+        'not JSON: {"id": "or',
+    ),
+    "a length that only Python reads": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1_7\r\n\r\n" + _GOOD,
+        "Content-Length",
+    ),
     "a body that breaks off": (
         b"HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n" + _GOOD,
         "RemoteProtocolError",
@@ -81,6 +108,29 @@ def test_the_exact_id_in_a_2xx_marks_the_event_sent(engine: Engine, warehouse: R
     record = store.outbox.get("order-7")
     assert record is not None
     assert (record.state, record.last_error) == ("sent", None)
+
+
+#: what is unusual, and an acknowledgement all the same
+RIGHT = {
+    "interim answers before": b"HTTP/1.1 102 Processing\r\n\r\n" * 100 + answer("200 OK", _GOOD),
+    "a trailer behind": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n11\r\n"
+        + _GOOD
+        + b"\r\n0\r\nX-Checksum: 1\r\n\r\n"
+    ),
+    "escapes": answer("201 Created", b'{"\\u0069d": "order\\u002d7"}'),
+    "no length": b"HTTP/1.0 200 OK\r\n\r\n" + _GOOD,
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_an_unusual_answer_that_names_the_id_is_an_ack(name: str) -> None:
+    def once(connection: Connection, request: Request) -> None:
+        connection.say(RIGHT[name])
+        connection.socket.close()
+
+    with Receiver(once) as receiver, HttpSender(receiver.url) as send:
+        assert send(EVENT) is True
 
 
 @on_sqlite
