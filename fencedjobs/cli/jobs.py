@@ -51,7 +51,7 @@ def show(settings: Settings, job_id: str) -> None:
     if job is None:
         raise Refusal(f"there is no job {job_id!r}")
     facts = jsonable(asdict(job))
-    emit(settings, facts, lambda: print_record(facts, as_json=("payload", "result")))
+    emit(settings, facts, lambda: print_record(facts, as_json=("payload", "progress", "result")))
 
 
 @jobs.command()

@@ -144,12 +144,13 @@ def test_show_tells_everything(store: Store, url: URL) -> None:
     store.enqueue("order-1", {"qty": 7}, kind="pack", deadline=4e9, max_attempts=2)
     lease = store.claim("worker-a", ttl=60)
     assert lease
+    store.checkpoint(lease, {"shelf": "ä"})
     store.fail(lease, ValueError("no such shelf"), retry=None)
     store.requeue("order-1", by="ann", reason="shelf is back")
 
     facts = run("jobs", "show", "order-1", "--json", url=url).json()
     assert (facts["id"], facts["state"], facts["fence"], facts["until"]) == ("order-1", "ready", 1, None)
-    assert facts["payload"] == {"qty": 7}
+    assert (facts["payload"], facts["progress"]) == ({"qty": 7}, {"shelf": "ä"})
     assert facts["deadline"] == "2096-10-02T07:06:40.000000Z"
     (error,), (requeue,) = facts["errors"], facts["requeues"]
     assert (error["kind"], error["text"]) == ("ValueError", "no such shelf")
@@ -157,7 +158,13 @@ def test_show_tells_everything(store: Store, url: URL) -> None:
     assert (requeue["by"], requeue["reason"]) == ("ann", "shelf is back")
 
     text = run("jobs", "show", "order-1", url=url).out
-    for word in ("no such shelf", "shelf is back", '{"qty": 7}', "2096-10-02T07:06:40.000000Z"):
+    for word in (
+        "no such shelf",
+        "shelf is back",
+        '{"qty": 7}',
+        '{"shelf": "ä"}',
+        "2096-10-02T07:06:40.000000Z",
+    ):
         assert word in text
 
 
