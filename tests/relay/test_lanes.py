@@ -183,6 +183,54 @@ def test_a_late_acknowledgement_marks_what_another_relay_could_not_send(store: S
     assert states(store, "a") == ["sent"]
 
 
+@pytest.mark.parametrize("by", [-1e6, -60, 59.999, 60, 1e6])
+def test_a_clock_that_jumps_during_each_send_neither_loses_nor_repeats(
+    store: Store, clock: Clock, by: float
+) -> None:
+    add(store, "a", "b", "c")
+    receiver = Receiver(dict.fromkeys("abc", taking(clock, by)))
+    assert sum(dispatch(store, receiver, ttl=60) for _ in range(3)) == 3
+    assert receiver.ids == ["a", "b", "c"]
+    assert states(store, "a", "b", "c") == ["sent"] * 3
+    assert [event(store, id).attempts for id in "abc"] == [1] * 3
+    assert lane_is_free(store)
+
+
+def test_an_acknowledgement_is_not_for_a_new_event_under_the_old_id(store: Store, clock: Clock) -> None:
+    """During one long send another relay sent the event, it was purged, and its id is used again."""
+    add(store, "a")
+
+    def reborn(sent: Event) -> bool:
+        assert dispatch(store, Receiver()) == 1
+        clock.now += 1
+        assert store.outbox.purge(before=clock.now) == 1
+        assert store.outbox.add("a", "a", topic="t") == "a"
+        return True
+
+    slow = Receiver({"a": taking(clock, 60, reborn)})
+    dispatch(store, slow, ttl=60)
+    assert states(store, "a") == ["pending"]
+    assert event(store, "a").attempts == 0
+    again = Receiver()
+    assert dispatch(store, again) == 1
+    assert again.ids == ["a"]
+
+
+def test_a_failure_is_not_held_against_a_new_event_under_the_old_id(store: Store, clock: Clock) -> None:
+    add(store, "a")
+
+    def reborn(sent: Event) -> bool:
+        assert dispatch(store, Receiver()) == 1
+        clock.now += 1
+        assert store.outbox.purge(before=clock.now) == 1
+        assert store.outbox.add("a", "a", topic="t") == "a"
+        raise OSError("late")
+
+    with pytest.raises(OSError, match="late"):
+        dispatch(store, Receiver({"a": taking(clock, 60, reborn)}), ttl=60)
+    assert (event(store, "a").attempts, event(store, "a").last_error) == (0, None)
+
+
 # --- an operator at the same time -----------------------------------------------------------------
 
 
