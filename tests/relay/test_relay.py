@@ -263,6 +263,26 @@ def test_without_max_attempts_nothing_is_set_aside(store: Store, clock: Clock) -
     assert [e.attempt for e in receiver.got] == [31]
 
 
+class Ended(BaseException):
+    """Like `SystemExit`: nothing to wait for and to try again."""
+
+
+@pytest.mark.parametrize("mark_every", [1, 16])
+def test_what_ends_the_process_ends_the_relay_and_leaves_the_lane_in_order(
+    relays: Relays, mark_every: int
+) -> None:
+    add(relays.store, "a", "b", "c")
+    end = Ended()
+    receiver, seen = Receiver({"b": end}), Seen()
+    with pytest.raises(Ended) as raised:
+        relays(receiver, mark_every=mark_every, max_attempts=3, observe=seen).run()
+    assert raised.value is end
+    assert receiver.ids == ["a", "b"]
+    assert states(relays.store, "a", "b", "c") == ["sent", "pending", "pending"]
+    assert lane_is_free(relays.store)
+    assert seen.names == ["relay.sent"]
+
+
 # --- stopping -------------------------------------------------------------------------------------
 
 
