@@ -221,14 +221,14 @@ class Room:
         self._settler.stop()
         if self._keeper is not None:
             self._keeper.stop()
-        end = clock() + _LAST_WORDS
+        end = clock() + _LAST_WORDS + 1.0
         if "settling" in self._parts:
             self._parts["settling"].join(_LAST_WORDS)
         self._heartbeat.stop()
         if self._executor is not None:
             self._executor.close()
         for part in self._parts.values():
-            part.join(max(0.0, min(end - clock(), 2.0)))
+            part.join(max(0.0, end - clock()))
 
     def _part(self, name: str, run: Callable[[Line], None]) -> None:
         def body() -> None:
