@@ -21,7 +21,12 @@ ORDER = """
 """.split()
 
 #: An oracle that shares the rules shares the mistakes.
-ORACLES = {"testing/model.py": {"errors", "values"}, "testing/outbox_model.py": {"errors", "values"}}
+ORACLES = {
+    "testing/model.py": {"errors", "values"},
+    "testing/outbox_model.py": {"errors", "values"},
+    "testing/sequential.py": {"values"},
+    "testing/linearize.py": {"testing"},
+}
 
 #: The CLI loads the checker only when ``verify`` is called, and a sender only when ``relay`` needs it.
 LAZY = {("cli/verify.py", "testing"), ("cli/target.py", "senders")}
