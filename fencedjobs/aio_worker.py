@@ -7,7 +7,8 @@ the loop keeps its lease.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Unpack
 
@@ -18,7 +19,7 @@ from fencedjobs.errors import InvalidValue
 from fencedjobs.relay import signals
 from fencedjobs.room import Room
 from fencedjobs.threads import Slots
-from fencedjobs.worker import WorkerBase, WorkerOptions, interrupt_on_loss, work
+from fencedjobs.worker import NOTICED, WorkerBase, WorkerOptions, interrupt_on_loss, work
 
 _LAST_WORDS = 1.0  # seconds in which cancelled handlers may clean up
 
@@ -44,7 +45,7 @@ class AsyncWorker(WorkerBase):
         loop, over = asyncio.get_running_loop(), asyncio.Event()
         room = self._opened(until_empty)
         tasks = _Tasks(self._async_store, room, self._concurrency, loop)
-        with signals(self.stop):
+        with signals(self.stop), _ticking(loop):
             room.start(tasks, lambda: loop.call_soon_threadsafe(over.set))
             try:
                 await _uninterrupted(over, room.stop)
@@ -52,6 +53,23 @@ class AsyncWorker(WorkerBase):
                 await tasks.gone()
                 completed = self._closed(room)
         return completed
+
+
+@contextmanager
+def _ticking(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Have the loop look up now and then; see `NOTICED`."""
+    timer: asyncio.TimerHandle | None = None
+
+    def tick() -> None:
+        nonlocal timer
+        timer = loop.call_later(NOTICED, tick)
+
+    tick()
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 async def _uninterrupted(over: asyncio.Event, stop: Callable[[], object]) -> None:

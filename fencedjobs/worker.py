@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from sqlalchemy import Engine
@@ -31,6 +31,10 @@ F = TypeVar("F", bound=Callable[[Any], Any])
 _RETRY: Final = Retry()
 _WORKERS: Final[Any] = object()  # the worker's own, where a handler says nothing
 _MOST: Final = 10_000  # handlers at once
+
+#: Seconds after which a signal is noticed at the latest. One that comes between the interpreter's last look
+#: and the system call that waits does not interrupt that, and its handler would not run until the end.
+NOTICED: Final = 0.25
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -189,14 +193,23 @@ class Worker(WorkerBase):
         with signals(self.stop):
             room.start(_Threads(self._store, room, self._concurrency), lambda: over.put(None))
             try:
-                over.get()
+                _await(over)
             except BaseException:  # a signal handler of the program's own has raised
                 room.stop()
                 room.stop()
-                over.get()
+                _await(over)
                 self._room = None
                 raise
         return self._closed(room)
+
+
+def _await(over: SimpleQueue[None]) -> None:
+    """Wait for the end, looking up now and then; see `NOTICED`."""
+    while True:
+        try:
+            return over.get(timeout=NOTICED)
+        except Empty:
+            continue
 
 
 class _Threads:

@@ -11,10 +11,12 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any, Final
@@ -100,6 +102,13 @@ def a_row(ctx: Any) -> Any:
     return insert(EFFECTS).values(job=ctx.id, fence=ctx.fence, pid=os.getpid())
 
 
+def signalling(book: Book, ctx: Any) -> None:
+    """In a thread: a signal that does not interrupt what the main thread waits in."""
+    book("start", id=ctx.id, fence=ctx.fence)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(60)
+
+
 def sync_handlers(book: Book) -> dict[str, Callable[..., Any]]:
     def effect(ctx: Any) -> None:
         time.sleep(before_the_effect(ctx, book))
@@ -112,7 +121,7 @@ def sync_handlers(book: Book) -> dict[str, Callable[..., Any]]:
         book("ready", id=ctx.id, fence=ctx.fence)
         return {"fence": ctx.fence}
 
-    return {"effect": effect, "report": report}
+    return {"effect": effect, "report": report, "signal": partial(signalling, book)}
 
 
 def async_handlers(book: Book) -> dict[str, Callable[..., Any]]:
@@ -127,7 +136,7 @@ def async_handlers(book: Book) -> dict[str, Callable[..., Any]]:
         book("ready", id=ctx.id, fence=ctx.fence)
         return {"fence": ctx.fence}
 
-    return {"effect": effect, "report": report}
+    return {"effect": effect, "report": report, "signal": partial(signalling, book)}
 
 
 # --- what runs in a child -------------------------------------------------------------------------
@@ -143,6 +152,7 @@ def observer(book: Book) -> Callable[..., None]:
 def working(url: str, is_async: bool, path: str, options: dict[str, Any], until_empty: bool) -> None:
     """A worker of either form, until it is told to stop."""
     book = Book(path)
+    move_the_clock(options.pop("skew", 0.0))
     options = {"poll": 0.1, "maintenance": None, "retry": Retry(base=0), "observe": observer(book), **options}
     try:
         if is_async:
@@ -153,6 +163,12 @@ def working(url: str, is_async: bool, path: str, options: dict[str, Any], until_
     except BaseException as error:
         book("died", error=repr(error))
         raise
+
+
+def move_the_clock(seconds: float) -> None:
+    """Of this process, as far as Python asks for the time of day."""
+    right = time.time
+    time.time = lambda: right() + seconds
 
 
 def run(worker: Worker, book: Book, until_empty: bool) -> None:

@@ -52,6 +52,14 @@ def state(store: Store, id: str) -> tuple[str, int, int]:
     return str(record.state), record.fence, record.attempts
 
 
+def done_later(store: Store, id: str) -> int:
+    """The fence that ended the job, not the first: 2, if the machine is not too busy for leases so short."""
+    name, fence, attempts = state(store, id)
+    assert name == "done"
+    assert fence >= attempts >= 2
+    return fence
+
+
 def starts(crew: Staff, id: str) -> list[int]:
     return [line["fence"] for line in crew.lines if (line["event"], line.get("id")) == ("start", id)]
 
@@ -71,8 +79,8 @@ def test_the_job_of_a_killed_worker_is_done_by_the_next_when_its_lease_is_over(
     assert state(store, "a") == ("leased", 1, 1)
     second = crew.start(ttl=TTL)
     second.awaits("job.completed")
-    assert state(store, "a") == ("done", 2, 2)
-    assert effects(engine) == [("a", 2)]
+    fence = done_later(store, "a")
+    assert effects(engine) == [("a", fence)]
     left = second.of("job.claimed")[0]["at"] - first.of("start")[0]["at"]
     assert left > 0.9 * TTL, "it was taken before its lease was over"
 
@@ -83,16 +91,16 @@ def test_a_job_that_kills_its_workers_is_set_aside_and_others_proceed(crew: Staf
     codes = []
     for n in range(3):
         store.enqueue(f"fine {n}", kind="effect")
-        codes.append(crew.start(ttl=0.3, concurrency=1).ended())
-    last = crew.start(ttl=0.3, concurrency=1)
+        codes.append(crew.start(ttl=0.7, concurrency=1).ended())
+    last = crew.start(ttl=0.7, concurrency=1)
     until(lambda: state(store, "poison")[0] == "quarantined")
     last.signal(signal.SIGTERM)
     assert last.ended() == 0
     assert codes == [-signal.SIGKILL] * 3
-    assert starts(crew, "poison") == [1, 2, 3]
+    assert len(starts(crew, "poison")) == 3
     record = store.get("poison")
     assert record is not None
-    assert (record.fence, record.attempts, "lease expired" in str(record.reason)) == (3, 3, True), record
+    assert (record.attempts, "lease expired" in str(record.reason)) == (3, True), record
     assert store.counts() == {"default": {"done": 3, "quarantined": 1}}
 
 
@@ -114,11 +122,11 @@ def test_a_worker_that_slept_past_its_lease_is_refused_and_says_so(
     first.signal(signal.SIGCONT)
     until(lambda: {line["id"] for line in first.of("job.lost") + first.of("job.refused")} == {"a", "b"})
     time.sleep(0.3)  # whatever the handlers would still do
-    assert effects(engine) == [("a", 2)]
+    assert effects(engine) == [("a", done_later(store, "a"))]
     for id in ("a", "b"):
         record = store.get(id)
         assert record is not None
-        assert (state(store, id), record.result) == (("done", 2, 2), {"fence": 2})
+        assert record.result == {"fence": done_later(store, id)}
     assert not first.of("job.completed")
 
 
@@ -148,6 +156,22 @@ def test_a_handler_that_holds_everything_up_keeps_its_lease_or_is_told(
     if how == "holds":
         assert first.of("held")[0]["seconds"] >= 3 * ttl
         assert len(fences) > 1, "nobody can renew while C code holds the interpreter"
+
+
+@pytest.mark.parametrize(
+    ("database", "driver"), FORMS[1:], indirect=True, ids=[driver or backend for backend, driver in FORMS[1:]]
+)
+def test_clocks_of_workers_that_are_wrong_do_not_matter(crew: Staff, store: Store, engine: Engine) -> None:
+    """FAULTS 36: where the database has a clock, leases and waits go by that one."""
+    store.enqueue("long", {"sleeps": 0.5}, kind="effect")
+    store.enqueue("later", kind="effect", delay=1.5)
+    asked = time.monotonic()
+    for skew in (3600, -3600):
+        crew.start(ttl=30, skew=skew)
+    until(lambda: store.counts()["default"].get("done") == 2)
+    assert sorted(effects(engine)) == [("later", 1), ("long", 1)]
+    assert min(line["at"] for line in crew.lines if line.get("id") == "later") > asked + 1.4
+    assert len({line["pid"] for line in crew.lines if line["event"] == "worker.started"}) == 2
 
 
 # --- asked to end ---------------------------------------------------------------------------------
@@ -185,6 +209,15 @@ def test_asked_twice_it_does_not_wait(crew: Staff, store: Store, second: signal.
     worker.signal(second)
     assert worker.ended(10) == 0
     assert time.monotonic() - asked < 5
+    assert state(store, "a") == ("ready", 1, 0)
+
+
+@forms
+def test_a_signal_is_noticed_although_it_interrupts_nothing(crew: Staff, store: Store) -> None:
+    """As one that comes just before the main thread begins to wait."""
+    store.enqueue("a", kind="signal")
+    worker = crew.start(ttl=30, grace=0.1)
+    assert worker.ended(10) == 0
     assert state(store, "a") == ("ready", 1, 0)
 
 
