@@ -285,15 +285,23 @@ def capabilities(dialect: Dialect) -> Capabilities:
 
 def require_version(connection: Connection) -> None:
     """Refuse a server that lacks what the claims need, before it turns up as an empty queue."""
-    dialect = connection.dialect
-    capabilities(dialect)
-    name = "mariadb" if getattr(dialect, "is_mariadb", False) else dialect.name
-    product, least, reason = _LEAST[name]
-    have = tuple(part for part in dialect.server_version_info or () if isinstance(part, int))
+    capabilities(connection.dialect)
+    (product, least, reason), have = _needs(connection.dialect)
     if have < least:
         raise UnsupportedDatabase(
             f"{product} {_dotted(have)} is too old: {_dotted(least)} is needed for {reason}"
         )
+
+
+def server(connection: Connection) -> str:
+    """Which database this is, in words: its name and version."""
+    (product, _, _), have = _needs(connection.dialect)
+    return f"{product} {_dotted(have)}"
+
+
+def _needs(dialect: Dialect) -> tuple[tuple[str, tuple[int, ...], str], tuple[int, ...]]:
+    name = "mariadb" if getattr(dialect, "is_mariadb", False) else dialect.name
+    return _LEAST[name], tuple(part for part in dialect.server_version_info or () if isinstance(part, int))
 
 
 def _dotted(version: tuple[int, ...]) -> str:

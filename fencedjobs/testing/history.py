@@ -22,6 +22,7 @@ from typing import Any, Final
 from sqlalchemy import URL, create_engine, delete, make_url
 
 from fencedjobs import schema
+from fencedjobs.dialects import capabilities, server
 from fencedjobs.models import Job, tables
 from fencedjobs.store import Store
 from fencedjobs.testing import linearize
@@ -294,7 +295,9 @@ def _play(store: Store, asked: argparse.Namespace, url: URL) -> _Sum:
 
 def _report(store: Store, asked: argparse.Namespace, total: _Sum) -> str:
     kind = "processes" if asked.processes else "threads"
-    level = store.run(lambda tx: tx.connection.get_isolation_level(), reading=True)
+    own = capabilities(store.transactions.engine.dialect).read_committed
+    with store.transactions.engine.connect() as connection:
+        level = "READ COMMITTED" if own else connection.get_isolation_level()
     lines = [
         *total.found,
         f"histories {total.histories} of {asked.clients} {kind} with {asked.calls} calls each, "
@@ -302,22 +305,11 @@ def _report(store: Store, asked: argparse.Namespace, total: _Sum) -> str:
         f"calls {total.calls}, without an answer {total.unknown}, claims that gave up {total.gave_up}",
         f"calls/s {total.calls / max(total.recording, 1e-9):.0f} recorded, "
         f"{total.calls / max(total.checking, 1e-9):.0f} checked",
-        f"{_database(store)}, isolation level {level}, Python {python_version()}, "
-        f"SQLAlchemy {version('sqlalchemy')}",
+        f"{store.run(lambda tx: server(tx.connection), reading=True)}, Python {python_version()}, "
+        f"SQLAlchemy {version('sqlalchemy')}, isolation level {level}",
         f"undecided {total.undecided}, contradictions {len(total.found)}",
     ]
     return "\n".join([*lines, _verdict(total), ""])
-
-
-def _database(store: Store) -> str:
-    def asked(tx: Any) -> str:
-        return ".".join(map(str, getattr(tx.connection.dialect, _VERSION) or ()))
-
-    backend = store.transactions.engine.url.get_backend_name()
-    return f"{backend} {store.run(asked, reading=True)}"
-
-
-_VERSION: Final = "server_version_info"  # printed, never asked
 
 
 def _verdict(total: _Sum) -> str:
