@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from fencedjobs.errors import InboxConflict
@@ -149,13 +150,20 @@ class StoreInbox:
         For a receiver whose effect is elsewhere; an effect in this database belongs into the same
         transaction: ``uow.inbox.accept`` in ``store.begin()``.
         """
-        try:
+        with self.counting():
             return self._store.run(
                 lambda tx: JoinedInbox(tx).accept(id, payload, source=source, fence=fence, now=now),
                 subject=id,
             )
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Around a transaction of the store's: the conflict that ended it is counted, and comes out."""
+        try:
+            yield
         except InboxConflict as conflict:
-            self.record_conflict(conflict)
+            with suppress(Exception):  # what keeps it from being counted must not hide it
+                self.record_conflict(conflict)
             raise
 
     _accept = own(JoinedInbox, JoinedInbox.accept)

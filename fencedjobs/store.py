@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from fencedjobs import dialects, schema
 from fencedjobs import payload as edge
 from fencedjobs.claims import Again, Jobs
-from fencedjobs.errors import InboxConflict, InvalidValue, UnsupportedDatabase
+from fencedjobs.errors import InvalidValue, UnsupportedDatabase
 from fencedjobs.facets import StoreGuards, StoreInbox, StoreLeases, StoreLocks, StoreOutbox, own
 from fencedjobs.jobs import JoinedJobs
 from fencedjobs.models import refuse_bulk_writes
@@ -163,23 +163,23 @@ class Store:
     ) -> Iterator[UnitOfWork]:
         """A transaction of the store's on a fresh session; ``last`` runs when the block is proven whole."""
         self._check()
-        try:
-            with self.transactions.alone() as options, self._begun(session, options) as (uow, connection):
-                token = Token(session, connection)
-                try:
-                    yield uow
-                    token.redeem()
-                    last(uow)
-                    with (
-                        sending(connection, self.transactions.patience()) as sent,
-                        answered(lambda: subject, sent),
-                    ):
-                        session.commit()
-                finally:
-                    token.close()
-        except InboxConflict as conflict:
-            self.inbox.record_conflict(conflict)
-            raise
+        with (
+            self.inbox.counting(),
+            self.transactions.alone() as options,
+            self._begun(session, options) as (uow, connection),
+        ):
+            token = Token(session, connection)
+            try:
+                yield uow
+                token.redeem()
+                last(uow)
+                with (
+                    sending(connection, self.transactions.patience()) as sent,
+                    answered(lambda: subject, sent),
+                ):
+                    session.commit()
+            finally:
+                token.close()
 
     @contextmanager
     def _begun(self, session: Session, options: dict[str, Any]) -> Iterator[tuple[UnitOfWork, Connection]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -150,6 +150,34 @@ def test_store_verbs_count_their_conflicts(store: Store) -> None:
         pytest.fail("should be a conflict")
     assert store.inbox.stats() == InboxStats(1, 0, 2)
     assert store.get("undone") is None, "the block was rolled back"
+
+
+def by_the_store(store: Store) -> None:
+    store.inbox.accept("m", 2)
+
+
+def by_a_block(store: Store) -> None:
+    with store.begin() as uow:
+        uow.inbox.accept("m", 2)
+
+
+@pytest.mark.parametrize("accept", [by_the_store, by_a_block])
+def test_a_conflict_that_cannot_be_counted_is_a_conflict_all_the_same(
+    engine: Engine, accept: Callable[[Store], None]
+) -> None:
+    """The database goes away, say, or is read-only after a failover: the sender must hear of the conflict."""
+    store = Store(engine)
+    store.inbox.accept("m", 1)
+
+    def refused(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "SET conflicts=" in statement:
+            raise OSError("gone")
+
+    listen.listen(store.transactions.engine, "before_cursor_execute", refused)
+    with pytest.raises(InboxConflict) as conflict:
+        accept(store)
+    assert conflict.value.id == "m"
+    assert store.inbox.stats() == InboxStats(1, 0, 0)
 
 
 def test_on_the_callers_session_the_caller_counts(host: Engine, engine: Engine) -> None:
