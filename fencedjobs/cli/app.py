@@ -18,6 +18,7 @@ from fencedjobs.cli.relay import relay
 from fencedjobs.cli.settings import Settings, common
 from fencedjobs.cli.status import status
 from fencedjobs.cli.trouble import explained
+from fencedjobs.cli.verify import verify
 from fencedjobs.cli.work import work
 
 
@@ -55,6 +56,6 @@ def cli() -> None:
 
 
 for _command in (
-    demo, upgrade, downgrade, current, enqueue, work, status, jobs, outbox, relay, inbox, fence,
+    demo, upgrade, downgrade, current, enqueue, work, status, jobs, outbox, relay, inbox, fence, verify,
 ):  # fmt: skip
     cli.add_command(_command)

@@ -39,6 +39,14 @@ def open_engine(settings: Settings, *, create: bool = False) -> Engine:
     return engine
 
 
+def open_beside(settings: Settings) -> Engine:
+    """An engine on the chosen server, for a place of its own there; of a file only the kind matters."""
+    url = parsed(settings.chosen_url())
+    engine = make_engine(url.set(database=None) if _is_file(url) else url)
+    click.get_current_context().call_on_close(engine.dispose)
+    return engine
+
+
 def parsed(text: str) -> URL:
     """The URL; its text is not repeated, since it may hold a password."""
     try:
@@ -89,9 +97,14 @@ def _connect(engine: Engine) -> None:
         raise Trouble(redacted(text, engine.url.render_as_string(hide_password=False))) from None
 
 
+def _is_file(url: URL) -> bool:
+    """Only databases like the default one are files."""
+    return url.get_backend_name() == make_url(DEFAULT_URL).get_backend_name()
+
+
 def _require_file(url: URL) -> None:
-    if url.get_backend_name() != make_url(DEFAULT_URL).get_backend_name():
-        return  # only databases like the default are files
+    if not _is_file(url):
+        return
     name = url.database or ":memory:"
     if name != ":memory:" and not name.startswith("file:") and not Path(name).exists():
         raise Trouble(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
@@ -11,7 +10,7 @@ import click
 from fencedjobs.cli.database import looking, open_engine
 from fencedjobs.cli.settings import Settings, common, pass_settings
 from fencedjobs.cli.target import Target
-from fencedjobs.cli.trouble import REFUSED
+from fencedjobs.cli.trouble import REFUSED, hush
 from fencedjobs.cli.watch import Watch
 from fencedjobs.metrics import Observed
 from fencedjobs.relay import Relay, RelayOptions
@@ -63,7 +62,7 @@ def relay(
     Events that were sent go to stdout (on a terminal, or with --verbose), failures to stderr; with
     --json everything goes to stdout, an object per line.
     """
-    _hush_libraries()
+    hush()
     target = Target(to, timeout, headers, ack)
     sender = target.sender()
     click.get_current_context().call_on_close(sender.close)
@@ -75,12 +74,6 @@ def relay(
         "lanes": lanes, "max_attempts": max_attempts, "mark_every": mark_every, "ttl": ttl, "observe": watch,
     }  # fmt: skip
     (_once if once else _until_told)(store, sender, watch, options)
-
-
-def _hush_libraries() -> None:
-    """What fails is told once, by us. Without a handler Python prints what the libraries log on the way."""
-    if not logging.getLogger().handlers:
-        logging.getLogger().addHandler(logging.NullHandler())
 
 
 def _until_told(store: Store, sender: Sender, watch: Watch, options: RelayOptions) -> None:

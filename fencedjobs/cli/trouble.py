@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -53,6 +54,12 @@ def explained(settings: Settings) -> Iterator[None]:
     except (FencedJobsError, SQLAlchemyError) as error:
         kind, text = _told(error)
         raise kind(redacted(text, settings.chosen_url())) from None
+
+
+def hush() -> None:
+    """What fails is told once, by us. Without a handler Python prints what libraries log on the way."""
+    if not logging.getLogger().handlers:
+        logging.getLogger().addHandler(logging.NullHandler())
 
 
 def redacted(text: str, url: str) -> str:

@@ -1,0 +1,231 @@
+"""All stages on one database, in a place of their own: what `fencedjobs verify` runs."""
+
+from __future__ import annotations
+
+import platform
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import seed as seeded
+from hypothesis.stateful import run_state_machine_as_test
+from sqlalchemy import Engine
+
+from fencedjobs.store import Store
+from fencedjobs.testing import stages
+from fencedjobs.testing.faults import hunt
+from fencedjobs.testing.home import own_home
+from fencedjobs.testing.machines import Effort, job_machine
+from fencedjobs.testing.mistakes import FAULTS, Fault
+from fencedjobs.testing.outbox_machines import outbox_machine
+
+_PACKAGES: Final = ("fencedjobs", "sqlalchemy", "alembic", "hypothesis")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How much is tried."""
+
+    examples: int  #: of each machine
+    steps: int  #: in each of them, at most
+    rounds: int  #: of races
+    hunt: int  #: examples in which a planted fault must show
+
+
+PROFILES: Final = {
+    "quick": Profile(examples=25, steps=40, rounds=20, hunt=200),
+    "ci": Profile(examples=200, steps=50, rounds=200, hunt=300),
+    "nightly": Profile(examples=10_000, steps=50, rounds=5_000, hunt=1_000),
+}
+
+
+@dataclass
+class Result:
+    """What one stage tried, and what it found; ``story`` is how the store broke the contract."""
+
+    stage: str
+    about: str
+    tried: str = ""
+    seed: int | None = None
+    seconds: float = 0.0
+    passed: bool = False
+    story: str = ""
+
+
+@dataclass
+class Verdict:
+    """What was checked, where, and with what result."""
+
+    database: dict[str, str]
+    profile: str
+    seed: int
+    results: list[Result] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every stage passed: the store kept the contract, and every planted fault was caught."""
+        return bool(self.results) and all(result.passed for result in self.results)
+
+    def facts(self) -> dict[str, Any]:
+        """As plain values, for a report."""
+        return {**asdict(self), "passed": self.passed}
+
+
+Watch = Callable[[str, Effort, int], Any]  # a stage begins: its name, what counts up, and to how much
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One way to look for a breach of the contract."""
+
+    name: str
+    about: str
+    run: Callable[[Engine, Profile, int, Effort], None]
+    total: Callable[[Profile], int]
+    unit: str = "rounds"
+
+
+def verify(
+    engine: Engine,
+    *,
+    profile: str = "quick",
+    seed: int | None = None,
+    faults: bool = False,
+    watch: Watch = lambda *_: None,
+) -> Verdict:
+    """Run all stages on the database of ``engine``, in a schema of their own that is made and dropped.
+
+    With ``faults`` each planted fault is looked for as well, and must be caught. ``seed`` makes the
+    random parts the same again (threads are never the same).
+    """
+    start = random.randrange(2**31) if seed is None else seed
+    chosen = PROFILES[profile]
+    with own_home(engine) as home:
+        verdict = Verdict(about(home.engine), profile, start)
+        for stage in STAGES:
+            result = Result(stage.name, stage.about, seed=start)
+            watch(stage.name, effort := Effort(), stage.total(chosen))
+            with _judged(result):
+                stage.run(home.engine, chosen, start, effort)
+            result.tried = str(effort) if effort.steps else f"{effort.examples} {stage.unit}"
+            verdict.results.append(result)
+        if faults:
+            verdict.results += _hunts(Store(home.engine), chosen, start, watch)
+    return verdict
+
+
+@contextmanager
+def _judged(result: Result) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        yield
+        result.passed = True
+    except Exception as error:  # noqa: BLE001 - whatever comes out of a store that is not sound
+        result.story = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    result.seconds = time.monotonic() - began
+
+
+def about(engine: Engine) -> dict[str, str]:
+    """Versions and settings that a result depends on."""
+    with engine.connect() as connection:
+        level = connection.get_isolation_level()
+    dialect = engine.dialect
+    server = ".".join(map(str, getattr(dialect, "server_version_info", None) or ()))
+    facts = {
+        "database": f"{dialect.name} {server}",
+        "driver": dialect.driver,
+        "isolation of the engine": level,
+    }
+    return facts | {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+# --- the stages -----------------------------------------------------------------------------------
+
+
+def _how(profile: Profile) -> settings:
+    return settings(
+        max_examples=profile.examples, stateful_step_count=profile.steps, deadline=None, database=None,
+        phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck), print_blob=False,
+    )  # fmt: skip
+
+
+def _jobs(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
+    machine = seeded(seed)(job_machine(Store(engine)))
+    machine.effort = effort
+    run_state_machine_as_test(machine, settings=_how(profile))
+
+
+def _outbox(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
+    machine: Any = seeded(seed)(outbox_machine(engine))
+
+    class Counted(machine):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            effort.examples += 1
+
+    run_state_machine_as_test(seeded(seed)(Counted), settings=_how(profile))
+
+
+def _races(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
+    store = Store(engine)
+    stages.races(store, effort, rounds=profile.rounds)
+    stages.emptied(store)
+
+
+def _transactions(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
+    store = Store(engine)
+    stages.transactions(store, effort)
+    stages.emptied(store)
+
+
+STAGES: Final = [
+    Stage("jobs", "random verbs, clocks and leases against the oracle", _jobs, lambda p: p.examples),
+    Stage(
+        "outbox",
+        "events, relays that die, inbox against the oracle",
+        _outbox,
+        lambda p: p.examples,
+        "examples",
+    ),
+    Stage("races", "threads that start together", _races, lambda p: p.rounds),
+    Stage("transactions", "handlers whose transaction breaks", _transactions, lambda p: 8, "handlers"),
+]
+
+
+# --- planted faults -------------------------------------------------------------------------------
+
+
+def _hunts(store: Store, profile: Profile, seed: int, watch: Watch) -> list[Result]:
+    watch("planted faults", progress := Effort(), len(FAULTS))
+    results = []
+    for fault in FAULTS.values():
+        results.append(_hunted(fault, store, profile, seed))
+        progress.examples += 1
+    return results
+
+
+def _hunted(fault: Fault, store: Store, profile: Profile, seed: int) -> Result:
+    """A planted fault must be caught where it can occur; a kit that catches nothing has failed."""
+    result = Result(f"fault: {fault.name}", fault.told, seed=seed)
+    options = {"examples": profile.hunt, "start": seed} if fault.stage == "machine" else {}
+    began = time.monotonic()
+    caught = hunt(fault.name, store, **options)
+    result.seconds = time.monotonic() - began
+    occurs = fault.occurs_on(store)
+    result.passed = (caught is not None) == occurs
+    result.tried = f"caught by {fault.stage} after {caught.effort}" if caught else "cannot occur here"
+    if not result.passed:
+        result.tried = f"NOT caught by {fault.stage}" if occurs else result.tried
+    return result
