@@ -386,13 +386,18 @@ def _many_as_arrays(leased: Leased, change: Change) -> Update:
 def _chunks(
     leases: Sequence[Lease], texts: Sequence[str | None]
 ) -> Iterator[tuple[Sequence[Lease], Sequence[str | None]]]:
-    """As many as one statement may list, with their texts, which may be long: a packet has a limit."""
-    start, room = 0, _TEXT
-    for place in range(len(leases)):
-        room -= len((texts[place] if texts else None) or "")
-        if place > start and (place - start == CHUNK or room < 0):
+    """As many as one statement may list, with their texts, which may be long: a packet has a limit.
+
+    Two leases of one row never go together: in a statement a text is found by its row alone.
+    """
+    start, room, ids = 0, _TEXT, set[Any]()
+    for place, lease in enumerate(leases):
+        length = len((texts[place] if texts else None) or "")
+        if place > start and (place - start == CHUNK or length > room or lease.id in ids):
             yield leases[start:place], texts[start:place]
-            start, room = place, _TEXT - len((texts[place] if texts else None) or "")
+            start, room, ids = place, _TEXT, set()
+        room -= length
+        ids.add(lease.id)
     yield leases[start:], texts[start:]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -368,3 +369,15 @@ def test_renewing_twice_in_the_same_instant_is_still_held(store: Store) -> None:
     for _ in range(3):
         assert store.renew(lease, ttl=10, now=T) == lease
         assert store.renew_many([lease], ttl=10, now=T) == [lease]
+
+
+@pytest.mark.parametrize("forged_first", [True, False])
+def test_a_forged_lease_of_the_same_row_does_not_bring_its_result(
+    sync_store: Store, forged_first: bool
+) -> None:
+    sync_store.enqueue("j", now=T)
+    lease = claimed(sync_store, "j", "a")
+    forged = replace(lease, owner="b")
+    leases = [forged, lease] if forged_first else [lease, forged]
+    assert sync_store.complete_many(leases, [f"of {one.owner}" for one in leases], now=T) == [forged]
+    assert row(sync_store, "j", "result") == {"result": "of a"}
