@@ -233,12 +233,15 @@ class Chaos:
             self._require_nothing_left(slot.child)
 
     def _require_nothing_left(self, child: Child) -> None:
-        """But leases that were over: they are free for the next one anyway."""
+        """But leases that were over, or that it took for lost and said so: they end by themselves."""
         owner, now = child.of("worker.started")[0]["owner"], self.store.now()
+        lost = {(line["id"], line["fence"]) for line in child.of("job.lost")}
         with self.store.transactions.engine.connect() as connection:
             live = select(JOBS.c.id, JOBS.c.fence).where(JOBS.c.owner == owner, JOBS.c.until > now)
             for id, fence in connection.execute(live):
-                self.troubles.append(f"{child.pid} has ended and left {id!r}, fence {fence}, leased")
+                if (id, fence) not in lost:
+                    said = [line for line in child.lines if line.get("id") == id]
+                    self.troubles.append(f"{child.pid} has ended and left {id!r}, {fence}, leased: {said}")
 
     def _await(self, condition: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + self.plan.patience
