@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar, TypeVarTuple, Unpack
@@ -17,14 +18,15 @@ from fencedjobs.values import Event
 A = TypeVarTuple("A")
 T = TypeVar("T")
 
-AsyncSend = Callable[[Event], Awaitable[Any]]
+AsyncSend = Callable[[Event], Awaitable[Any] | Any]
 
 
 class AsyncRelay(RelayBase):
     """`Relay` for an `AsyncStore` and a sender that is awaited; the options are the same.
 
     Lanes are worked on one after the other. When its task is cancelled, the event that is being
-    sent stays pending, and the lane is given back.
+    sent stays pending, and the lane is given back. A sender that is not async works, too, and blocks
+    the loop meanwhile.
     """
 
     def __init__(self, store: AsyncStore, send: AsyncSend, **options: Unpack[RelayOptions]) -> None:
@@ -74,7 +76,8 @@ class AsyncRelay(RelayBase):
         while not self._stopped.is_set() and await _finished(batch.next) is not None:
             event = batch.copy()
             try:
-                acknowledge(event.id, await self._send(event))
+                answer = self._send(event)
+                acknowledge(event.id, await answer if inspect.isawaitable(answer) else answer)
             except Exception as error:
                 if not await _finished(batch.failed, error):
                     raise Blocked from error

@@ -118,3 +118,17 @@ async def test_trouble_at_the_end_does_not_hide_what_ended_the_batch(async_engin
     assert await relay.run() == 0
     assert seen == ["relay.lane_lost"]
     assert [await state(store, id) for id in ("a", "b")] == ["pending", "pending"]
+
+
+async def test_a_sender_that_is_not_async_is_not_asked_again_for_want_of_an_await(
+    async_engine: AsyncEngine,
+) -> None:
+    store = await filled(async_engine, "a", "b")
+    got: list[str] = []
+
+    def send(event: Event) -> bool:
+        got.append(event.id)
+        return True
+
+    assert await AsyncRelay(store, send).run(until_empty=True) == 2
+    assert got == ["a", "b"]
