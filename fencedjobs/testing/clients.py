@@ -59,7 +59,7 @@ class Log(Protocol):
         ...
 
     def ended(self, at: int, answer: Any) -> None:
-        """It has returned."""
+        """It has returned, and has nothing more to do in the database."""
         ...
 
 
@@ -75,14 +75,20 @@ class Calls:
         self.calls.append(Call(self.client, verb, given, at))
 
     def ended(self, at: int, answer: Any) -> None:
-        """A call whose answer is unknown has returned, but its effect may still come."""
-        if answer is not Answer.UNKNOWN:
-            call = self.calls[-1]
-            self.calls[-1] = Call(call.client, call.verb, call.given, call.invoked, at, answer)
+        """Without an instant its effect may still come."""
+        call = self.calls[-1]
+        self.calls[-1] = Call(call.client, call.verb, call.given, call.invoked, at, answer)
+
+
+class AnswerLost(ConnectionResetError):
+    """The connection seemed to break in a COMMIT."""
 
 
 class LostAnswers:
-    """Commits whose answer is lost, on demand of a thread: after they have happened, or before."""
+    """Commits whose answer is lost, on demand of a thread: after they have happened, or before.
+
+    The connection stays, so that all is over when the call returns.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._plan = threading.local()
@@ -111,7 +117,7 @@ class LostAnswers:
     def _cut(self, how: str) -> None:
         if getattr(self._plan, "how", None) == how:
             self._plan.how = None
-            raise ConnectionResetError(f"the answer to COMMIT was lost {how} it took effect")
+            raise AnswerLost(f"the answer to COMMIT was lost {how} it took effect")
 
 
 class Client:
@@ -153,8 +159,10 @@ class Client:
             answer = do()
         except LeaseLost:
             answer = Answer.LOST
-        except OutcomeUnknown:
+        except OutcomeUnknown as lost:
             answer = Answer.UNKNOWN
+            if not isinstance(lost.__cause__, AnswerLost):
+                return answer  # it may still be under way
         self._log.ended(time.monotonic_ns(), answer)
         return answer
 

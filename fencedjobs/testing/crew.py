@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -57,7 +58,8 @@ class Crew:
 
     def __exit__(self, *_: object) -> None:
         for process, pipe in self._members.values():
-            pipe.send(None)
+            with suppress(OSError):  # it may have died
+                pipe.send(None)
             process.join(10)
             if process.is_alive():
                 process.kill()

@@ -31,7 +31,7 @@ from fencedjobs.testing.crew import Crew
 from fencedjobs.testing.linearize import PATIENCE, Undecided
 from fencedjobs.testing.model import Disagreement
 from fencedjobs.testing.queue import Queue
-from fencedjobs.testing.sequential import Call
+from fencedjobs.testing.sequential import Answer, Call
 from fencedjobs.testing.timeline import told
 
 JOBS: Final = 4
@@ -242,7 +242,7 @@ class _Sum:
         self.checking += time.monotonic() - began
         self.histories += 1
         self.calls += len(history.calls)
-        self.unknown += sum(call.returned is None for call in history.calls)
+        self.unknown += sum(call.answer is Answer.UNKNOWN for call in history.calls)
         self.gave_up += sum(_gave_up(call) for call in history.calls)
         self.recording += history.seconds
 

@@ -96,9 +96,10 @@ def _op(
     call: Call, kind: str, answer: object, *, required: bool = True, pure: bool = False,
     key: object = None, extra: object = None,
 ) -> Op:  # fmt: skip
-    known = call.returned is not None and answer is not Answer.UNKNOWN
-    last = call.returned if known and call.returned is not None else math.inf
-    return Op(kind, call, answer, call.invoked, last, required and known, pure, key, extra)
+    if call.returned is None:
+        return Op(kind, call, Answer.UNKNOWN, call.invoked, math.inf, False, pure, key, extra)
+    known = required and answer is not Answer.UNKNOWN
+    return Op(kind, call, answer, call.invoked, call.returned, known, pure, key, extra)
 
 
 # --- the search -----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ class Answer(Enum):
     OK = "done"
     LOST = "lease lost"
     SILENT = "nothing"  #: the verb does not say whether it changed something
-    UNKNOWN = "no answer"  #: it may have happened, may yet happen, or never
+    UNKNOWN = "no answer"  #: it may have happened or not
 
 
 class Granted(NamedTuple):
@@ -55,7 +55,7 @@ class Seen(NamedTuple):
 class Call:
     """A call as its client saw it; the instants are nanoseconds of one monotonic clock.
 
-    Without ``returned`` there was no answer: the client died, or COMMIT had none.
+    Without ``returned`` it may still happen at any time, as when the client died in it.
     """
 
     client: str
