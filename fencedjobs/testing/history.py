@@ -9,6 +9,7 @@ the smallest part that can be found is printed as a timeline.
 from __future__ import annotations
 
 import argparse
+import pickle
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from platform import python_version
 from typing import Any, Final
 
@@ -267,6 +269,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--kill-every", type=int, default=10, help="a process dies in every so-manieth history"
     )
+    parser.add_argument("--keep", type=Path, help="where to write a history that contradicts, as a pickle")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so long; 0: never")
     asked = parser.parse_args(arguments)
     url = make_url(asked.url)
@@ -287,7 +290,10 @@ def _play(store: Store, asked: argparse.Namespace, url: URL) -> _Sum:
     how = {"clients": asked.clients, "calls": asked.calls, "seed": asked.seed, "kill_every": asked.kill_every}
     with Recorder(store, url=url if asked.processes else None, **how) as recorder:
         for number in range(asked.histories):
-            total.add(recorder.record(number))
+            history = recorder.record(number)
+            total.add(history)
+            if total.found and asked.keep:
+                asked.keep.write_bytes(pickle.dumps(history))
             if total.found or time.monotonic() > until:
                 break
     return total

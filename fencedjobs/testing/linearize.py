@@ -11,6 +11,8 @@ part for each; what only their sum could show is not looked at:
 
 - a claim of the next job names the job it got; of each other job it is taken that the claim may have
   promoted it or set it aside, or not. Which job had to come first is not judged here.
+- a claim of the next job that finds nothing but rows that are locked commits, and looks again: it may
+  have set this one aside, and taken it in the end, after somebody had requeued it meanwhile.
 - a claim of the next job that got nothing must, for each job, have had a moment when it could not
   have it. Such a claim that lasted as long as the patience of claims may have given up, and then
   shows nothing.
@@ -82,6 +84,8 @@ def _claimed(call: Call, id: str, mortal: bool, patience: float) -> Iterator[Op]
     taken: list[Granted] = [granted for granted in call.answer if granted.id == id]
     for granted in taken:
         yield _op(call, "take", granted, key=granted.key)
+    if taken and named is None and mortal:  # in a transaction before: see the head of this file
+        yield _op(call, "sweep", None, required=False)
     if not taken and named is not None:
         yield _op(call, "refused", False, pure=not mortal)
     elif not taken:

@@ -105,6 +105,10 @@ GOOD: dict[str, list[Call]] = {
         of_another("B", 12, 13),
         use("A", "release", 1, 14, 15, OK),
     ],
+    "a claim sets a job aside, finds nothing, looks again, and gets it after it was requeued": [
+        enqueue(max_attempts=1), claim("A", 2, 3, 1), claim("B", 12, 30, 2, attempt=1),
+        call("op", "requeue", 14, 15, True, id="j"),
+    ],
     "a purged id comes back with its fence": [
         enqueue(), claim("A", 2, 3, 1), use("A", "complete", 1, 4, 5, OK), purge(6, 7, 1),
         enqueue(8, 9), claim("B", 10, 11, 2, attempt=1),
