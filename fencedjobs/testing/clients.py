@@ -439,6 +439,7 @@ class QueueClient(Client):
             kept = getattr(self._queue, verb)(id, self.name, token, now, *more)
             return (Answer.OK if kept else Answer.LOST,)
 
-        given = {"leases": [(id, key)], "now": now, "ttl": ttl, "extras": [result], "lenient": True}
+        given: dict[str, Any] = {"leases": [(id, key)], "now": now, "extras": [result], "lenient": True}
+        given |= {"ttl": ttl} if verb == "renew" else {}
         if self.call(verb, given, do) == (Answer.LOST,) and self.chance.random() < 0.7:
             self._held.remove(held)

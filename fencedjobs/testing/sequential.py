@@ -83,10 +83,6 @@ class Row(NamedTuple):
     by: Hashable = None
     ended: float = 0.0
 
-    def __str__(self) -> str:
-        held = f" by {self.owner} until {self.until:g}" if self.state is JobState.LEASED else ""
-        return f"{self.state}{held}, fence {self.fence}, attempts {self.attempts}"
-
 
 Job = Row | None  #: a job, or none under this id
 Next = tuple[Job, ...]

@@ -55,7 +55,10 @@ class _Teller:
         return "; or ".join(kinds[:2]) + more
 
     def _job(self, job: Job) -> str:
-        return "no such job" if job is None else str(job._replace(until=self._moved(job.until)))
+        if job is None:
+            return "no such job"
+        held = f" by {_key(job.holder)} until {self._instant(job.until)}" if job.holder else ""
+        return f"{job.state}{held}, fence {job.fence}, attempts {job.attempts}"
 
     def _drawn(self) -> Iterable[str]:
         """A line for each client: where its calls begin and end among those of the others."""
