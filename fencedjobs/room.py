@@ -21,7 +21,7 @@ from fencedjobs import payload as edge
 from fencedjobs.attempt import Attempt, InHand, clock
 from fencedjobs.errors import LeaseLost, SchemaMismatch, UnsupportedDatabase
 from fencedjobs.handlers import Handlers
-from fencedjobs.heartbeat import Heartbeat
+from fencedjobs.heartbeat import MARGIN, Heartbeat
 from fencedjobs.line import Backoff, Line
 from fencedjobs.maintenance import Housekeeper, Maintenance
 from fencedjobs.metrics import Observed, Observer
@@ -349,9 +349,10 @@ class Room:
         self._in_hand.add(attempts)
         with self._lock:
             self._busy += len(attempts)
-        for stale in [attempt for attempt in attempts if attempt.remaining <= 0]:
+        late = clock() >= ends - self._plan.ttl / MARGIN  # no sooner taken than given up for lost
+        for stale in [attempt for attempt in attempts if late or attempt.remaining <= 0]:
             attempts.remove(stale)
-            self._abandon(stale, GivenBack("the claim took longer than its lease"))
+            self._abandon(stale, GivenBack("the claim took as long as its lease"))
         assert self._executor is not None
         try:
             self._executor.start(attempts)

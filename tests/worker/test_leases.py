@@ -99,6 +99,30 @@ def test_the_local_end_counts_from_when_the_claim_was_sent(
     assert left[0] <= 29.7
 
 
+def test_what_a_claim_brings_too_late_is_given_back(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handler would be told at once that the lease is lost, and the job stay leased to nobody."""
+    workers.store.enqueue("a", kind="k")
+    claim, slow = Store.claim_many, [1.4]
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        answer = claim(*args, **kwargs)
+        time.sleep(slow.pop() if slow and answer else 0)
+        return answer
+
+    monkeypatch.setattr(Store, "claim_many", late)
+    calls = []
+
+    def notes(ctx: Any) -> None:
+        calls.append((ctx.fence, ctx.attempt))
+
+    assert workers.run({"k": notes}, ttl=1.5) == 1
+    assert calls == [(2, 1)]
+    assert workers.seen.of(Observed.GIVEN_BACK)[0]["fence"] == 1
+    assert not workers.seen.of(Observed.LOST)
+
+
 def test_the_local_end_counts_from_when_the_renewal_was_sent(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
