@@ -56,7 +56,7 @@ def test_told_by_another_thread_it_claims_no_more(workers: Workers) -> None:
         running.set()
         release.wait(5)
 
-    with workers.in_background({"k": waits}, poll=0.02):
+    with workers.in_background({"k": waits}, poll=30):
         assert running.wait(5)
         workers.running.stop()
         until(lambda: "worker.stopping" in workers.seen.names)
@@ -253,21 +253,21 @@ def test_a_cancelled_async_worker_gives_its_jobs_back(workers: Workers, times: i
         assert workers.driver is not None
         engine = create_async_engine(workers.database.async_url(workers.driver))
         worker = AsyncWorker(AsyncStore(engine), **{**workers.options, "grace": 60})
-        begun = [asyncio.Event(), threading.Event()]
+        waiting, hanging = asyncio.Event(), threading.Event()
 
         @worker.handler("a")
         async def waits(ctx: Any) -> None:
-            begun[0].set()
+            waiting.set()
             await asyncio.sleep(60)
 
         @worker.handler("b")
         def hangs(ctx: Any) -> None:
-            begun[1].set()
+            hanging.set()
             ctx.lost.wait(20)
 
         task = asyncio.create_task(worker.run())
-        await begun[0].wait()  # type: ignore[misc]
-        await asyncio.to_thread(begun[1].wait, 5)
+        await waiting.wait()
+        await asyncio.to_thread(hanging.wait, 5)
         for _ in range(times):
             task.cancel()
             await asyncio.sleep(0.005)
