@@ -195,6 +195,30 @@ def test_a_handler_that_repeats_a_transaction_that_took_effect_completes_once(
     assert remote.seen.of(Observed.REFUSED) == []
 
 
+@on("postgresql", "mariadb")
+def test_a_refused_renewal_after_a_lost_answer_is_no_lost_lease(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused because the job is done; and the lease was renewed within the transaction."""
+    remote.store.enqueue("a", kind="k")
+    cutter = scissors(remote, monkeypatch, "handler")
+    unknown = []
+
+    async def goes_on(ctx: Any) -> None:
+        first = ctx.lease.until
+        try:
+            async with transaction(ctx, "first"):
+                until(lambda: ctx.lease.until > first, 5)
+                cutter.cut = Cut.ANSWER
+        except OutcomeUnknown as error:
+            unknown.append(error.subject.until == first)
+            await asyncio.sleep(1)
+
+    assert remote.run({"k": goes_on}, ttl=1.2, poll=30, listen=False) == 1
+    assert unknown == [True]
+    assert "job.lost" not in remote.seen.names
+
+
 # --- poison ---------------------------------------------------------------------------------------
 
 
