@@ -21,7 +21,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any, Final
 
-from sqlalchemy import URL, create_engine, delete, make_url
+from sqlalchemy import URL, create_engine, delete, make_url, select
 
 from fencedjobs import schema
 from fencedjobs.dialects import capabilities, server
@@ -83,14 +83,17 @@ class Recorder:
 
     ``clients`` threads or, with ``url``, processes make ``calls`` calls each on a few jobs. ``cuts``
     is the part of their commits whose answer is lost; of the processes one is killed in every
-    ``kill_every``th history. ``mix``, for threads, weighs the calls that need no lease.
+    ``kill_every``th history. ``mix``, for threads, weighs the calls that need no lease. ``schema`` is where
+    the store has its tables.
     """
 
     def __init__(
         self, store: Store, *, clients: int = 8, calls: int = 200, seed: int = 1, cuts: float = CUTS,
         url: URL | None = None, kill_every: int = 10, mix: Mapping[str, int] | None = None,
+        schema: str | None = None,
     ) -> None:  # fmt: skip
-        require_empty(store)
+        require_empty(store, schema)
+        self._jobs = tables(schema)[Job.__tablename__]
         self._store, self._calls, self._seed, self._cuts = store, calls, seed, cuts
         self._names = [f"c{number}" for number in range(1, clients + 1)]
         self._kill_every, self._mix = kill_every, mix
@@ -99,7 +102,7 @@ class Recorder:
         self._crew: Crew | None = None
         if url is not None:
             text = url.render_as_string(hide_password=False)
-            self._crew = self._stack.enter_context(Crew(text, clients))
+            self._crew = self._stack.enter_context(Crew(text, clients, schema=schema))
 
     def __enter__(self) -> Recorder:
         return self
@@ -152,15 +155,15 @@ class Recorder:
         return log.calls
 
     def _clean(self, ids: Sequence[str]) -> None:
-        jobs = tables(None)[Job.__tablename__]
         with self._store.begin() as uow:
-            uow.session.execute(delete(jobs).where(jobs.c.id.in_(ids)))
+            uow.session.execute(delete(self._jobs).where(self._jobs.c.id.in_(ids)))
 
 
-def require_empty(store: Store) -> None:
-    """Refuse tables with jobs: sweeps and purges are of the whole table."""
-    if store.counts():
-        raise ValueError("there are jobs in this database already; histories need empty tables")
+def require_empty(store: Store, schema: str | None = None) -> None:
+    """Refuse a table with jobs or tombstones: sweeps and purges are of the whole table."""
+    with store.begin() as uow:
+        if uow.session.execute(select(tables(schema)[Job.__tablename__].c.id).limit(1)).first():
+            raise ValueError("there are jobs in this database already; histories need empty tables")
 
 
 def histories(
@@ -172,13 +175,14 @@ def histories(
     calls: int = 40,
     seed: int = 1,
     mix: Mapping[str, int] | None = None,
+    schema: str | None = None,
 ) -> int:
     """Record and check so many histories; how many calls they had.
 
     `Disagreement`, with the timeline, at the first that contradicts the contract.
     """
     total = 0
-    with Recorder(store, clients=clients, calls=calls, seed=seed, mix=mix) as recorder:
+    with Recorder(store, clients=clients, calls=calls, seed=seed, mix=mix, schema=schema) as recorder:
         for place in range(number):
             history = recorder.record(place)
             total += len(history.calls)

@@ -52,7 +52,7 @@ def test_what_threads_call_at_once_fits_the_contract(here: Store) -> None:
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_every_kind_of_call_and_of_answer_occurs(here: Store) -> None:
-    with Recorder(here, clients=4, calls=150, cuts=0.05) as recorder:
+    with Recorder(here, clients=4, calls=120, cuts=0.05) as recorder:
         calls = recorder.record().calls
     assert {call.verb for call in calls} == {
         "claim", "renew", "complete", "fail", "release", "checkpoint", "set_aside", "outcome", "enqueue",
@@ -219,11 +219,11 @@ def test_a_queue_that_completes_by_id_is_given_a_counterexample(server: Engine) 
 
 @on_two
 def test_the_same_queue_with_a_guard_is_not_blamed(server: Engine) -> None:
-    assert trial(HandRolled(server, guarded=True), number=4, clients=4, calls=40) is None
+    assert trial(HandRolled(server, guarded=True), number=2, clients=4, calls=40) is None
 
 
 def test_a_store_is_such_a_queue_too(here: Store) -> None:
-    assert trial(StoreQueue(here), number=2, clients=4, calls=40) is None
+    assert trial(StoreQueue(here), number=1, clients=4, calls=40) is None
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -243,8 +243,11 @@ def test_the_command_says_what_was_tried_and_the_verdict(
     with planted("complete_by_id"):
         assert history.main([*few[:2], "--histories", "50", "--calls", "60"]) == 1
     assert capsys.readouterr().out.endswith("the contract was broken\n")
-    Store(database.engine()).enqueue("somebody's")
-    with pytest.raises(SystemExit):
+    somebodys = Store(database.engine())
+    somebodys.enqueue("somebody's", now=0.0)
+    somebodys.cancel("somebody's", now=0.0)
+    somebodys.purge(before=1.0)
+    with pytest.raises(SystemExit):  # a tombstone is somebody's too
         history.main(few)
 
 
