@@ -397,12 +397,15 @@ class Audit:
 
     def _stopped(self) -> list[str]:
         """Who was stopped past the lease in its handler has been refused, or told that the lease is lost."""
-        return [
-            f"{claim} was stopped past its lease, and then: {self.ends[claim]}"
-            for claim in self.past_their_leases()
-            if not self.told(claim, "job.refused", "job.lost")
-            and not (self.starts[claim][0]["pid"] in self.killed and not self.ends[claim])
-        ]
+        wrong = []
+        for claim in self.past_their_leases():
+            id, fence = claim
+            if self.jobs[id].fence == fence:
+                wrong.append(f"{claim} was stopped past its lease, and ended the job all the same")
+            untold = self.starts[claim][0]["pid"] in self.killed and not self.ends[claim]
+            if not untold and not self.told(claim, "job.refused", "job.lost"):
+                wrong.append(f"{claim} was stopped past its lease, and then: {self.ends[claim]}")
+        return wrong
 
     # --- the figures
 
