@@ -16,6 +16,7 @@ from hypothesis import seed as seeded
 from hypothesis.stateful import run_state_machine_as_test
 from sqlalchemy import Engine
 
+from fencedjobs.dialects import server
 from fencedjobs.store import Store
 from fencedjobs.testing import stages
 from fencedjobs.testing.faults import hunt
@@ -133,14 +134,8 @@ def _judged(result: Result) -> Iterator[None]:
 def about(engine: Engine) -> dict[str, str]:
     """Versions and settings that a result depends on."""
     with engine.connect() as connection:
-        level = connection.get_isolation_level()
-    dialect = engine.dialect
-    server = ".".join(map(str, getattr(dialect, "server_version_info", None) or ()))
-    facts = {
-        "database": f"{dialect.name} {server}",
-        "driver": dialect.driver,
-        "isolation of the engine": level,
-    }
+        facts = {"database": server(connection), "driver": engine.dialect.driver}
+        facts["isolation of the engine"] = connection.get_isolation_level()
     return facts | {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
 
 
