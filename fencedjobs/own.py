@@ -58,12 +58,23 @@ class Transactions:
         self.engine = engine
         self._options: dict[str, Any] = {"schema": schema, "clock": clock, "notify": notify}
 
-    def run(self, verb: Callable[[Transaction], T], *, subject: Any = None, reading: bool = False) -> T:
-        """Run ``verb`` in a transaction of its own; again as a whole where the database asks for it."""
+    def run(
+        self,
+        verb: Callable[[Transaction], T],
+        *,
+        subject: Any = None,
+        reading: bool = False,
+        current: bool = False,
+    ) -> T:
+        """Run ``verb`` in a transaction of its own; again as a whole where the database asks for it.
+
+        ``reading``: it writes nothing, so there is nothing to commit. ``current``: it must come after
+        whoever is writing all the same.
+        """
         patience = self.patience()
         while True:
             try:
-                with self._transaction(subject, patience, reading) as tx:
+                with self._transaction(subject, patience, reading, current) as tx:
                     return verb(tx)
             except DBAPIError as error:
                 # A connection lost before COMMIT was sent has changed nothing either.
@@ -72,14 +83,16 @@ class Transactions:
                     raise
 
     @contextmanager
-    def _transaction(self, subject: Any, patience: Patience, reading: bool) -> Iterator[Transaction]:
+    def _transaction(
+        self, subject: Any, patience: Patience, reading: bool, current: bool
+    ) -> Iterator[Transaction]:
         with self.alone() as options, self.engine.connect() as connection:
             connection.execution_options(**options)
             tx = Transaction(lambda: connection, **self._options)
             tx.subject = subject
             try:
                 connection.begin()
-                dialects.begun(connection, reading=reading)
+                dialects.begun(connection, reading=reading and not current)
                 yield tx
                 if not reading:  # else there is nothing whose outcome could be unknown
                     with answered(lambda: tx.subject):

@@ -318,8 +318,10 @@ class Store:
         still under way: ``completed`` by this very lease; still ``held`` by it, so that nothing
         was written and the work may be repeated; or ``ended``, by whatever way.
         """
-        locks = dialects.capabilities(self.transactions.engine.dialect).row_locks
-        return self.run(lambda tx: Jobs(tx).outcome(lease), subject=lease, reading=locks)
+        self._check()
+        return self.transactions.run(
+            lambda tx: Jobs(tx).outcome(lease), subject=lease, reading=True, current=True
+        )
 
     def now(self) -> float:
         """The instant that the store compares with: of its clock, else of the database's.
