@@ -248,6 +248,17 @@ def async_url(url: URL) -> URL:
     return url.set(drivername=f"{url.get_backend_name()}+{driver}")
 
 
+_PORTS: Final = {"postgresql": 5432, "mysql": 3306}
+
+
+def address(url: URL) -> tuple[str, int] | None:
+    """Host and port of the server that the URL names; ``None`` for a file, or a socket of another kind."""
+    family = _FAMILY.get(url.get_backend_name(), url.get_backend_name())
+    if family not in _PORTS or not url.host or url.host.startswith("/"):
+        return None
+    return url.host, url.port or _PORTS[family]
+
+
 _MOVE: Final = {"postgresql": "SET search_path TO {}", "mysql": "USE {}"}
 
 

@@ -1,13 +1,13 @@
-"""The catalogue of planted faults: mistakes that queues of this kind have made, as patches of the verbs.
+"""The catalogue of planted faults, part one: jobs, locks and transactions, as patches of the verbs.
 
-`faults.planted` switches one on. The stage that must catch it is a function of `stages`.
+`faults.planted` switches one on. Those of outbox, inbox and guards are in `event_mistakes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,58 +15,15 @@ from sqlalchemy import and_, delete, or_, select, tuple_, update
 
 from fencedjobs import claims, enqueue, job_sql, leases, row_leases, transaction
 from fencedjobs import store as stores
-from fencedjobs.dialects import Capabilities, capabilities, clock
+from fencedjobs.dialects import Capabilities, clock
 from fencedjobs.leases import NOW, Held, Leased, Transition
 from fencedjobs.retry import Retry
 from fencedjobs.store import Store
 from fencedjobs.testing import stages
+from fencedjobs.testing.planting import FAULTS, Patch, Patches, builder, changed, fault, patched
 from fencedjobs.values import JobLease, JobState
 
-Patch = tuple[Any, str, Any]
-Patches = Iterator[Patch]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A mistake: what it does, the stage that must catch it, and where it can occur."""
-
-    name: str
-    told: str
-    stage: str  #: the name of a function of `stages`
-    patches: Callable[[], Patches]
-    occurs: Callable[[Capabilities], bool]
-
-    def occurs_on(self, store: Store) -> bool:
-        """Whether this store's database lets it do harm."""
-        return self.occurs(capabilities(store.transactions.engine.dialect))
-
-
-FAULTS: dict[str, Fault] = {}
-
-
-def _fault(
-    stage: Callable[..., None], told: str, occurs: Callable[[Capabilities], bool] = lambda _: True
-) -> Callable[[Callable[[], Patches]], None]:
-    def register(patches: Callable[[], Patches]) -> None:
-        name = patches.__name__.lstrip("_")
-        FAULTS[name] = Fault(name, told, stage.__name__, patches, occurs)
-
-    return register
-
-
-@contextmanager
-def patched(patches: Iterable[Patch]) -> Iterator[None]:
-    """Attributes of modules and classes replaced, and put back."""
-    undo: list[Patch] = []
-    try:
-        for owner, attribute, faulty in patches:
-            undo.append((owner, attribute, vars(owner)[attribute]))
-            setattr(owner, attribute, faulty)
-        yield
-    finally:
-        for owner, attribute, sound in reversed(undo):
-            setattr(owner, attribute, sound)
-
+__all__ = ["FAULTS"]
 
 # --- tools ----------------------------------------------------------------------------------------
 
@@ -89,26 +46,15 @@ def _without(*dropped: str) -> Callable[..., Any]:
     return guard
 
 
-def _sound(build: Any) -> Callable[..., Any]:
-    """The builder behind its memory, or as it is."""
-    return getattr(build, "__wrapped__", build)  # type: ignore[no-any-return]
-
-
 def _guarded(module: ModuleType, name: str, guard: Callable[..., Any]) -> Patch:
     """A builder of statements that takes this guard instead."""
-    build = _sound(getattr(module, name))
+    build = builder(getattr(module, name))
 
     def faulty(*args: Any) -> Any:
         with patched([(module, "guard", guard)]):
             return build(*args)
 
     return module, name, faulty
-
-
-def _changed(module: ModuleType, name: str, change: Callable[..., Any]) -> Patch:
-    """A builder whose result is changed; ``change`` gets it, and the builder's arguments."""
-    build = _sound(getattr(module, name))
-    return module, name, lambda *args: change(build(*args), *args)
 
 
 def _assigning(column: str, value: Any) -> Callable[..., Any]:
@@ -124,54 +70,54 @@ def _dropping(*columns: str) -> Callable[..., Any]:
 # --- the guard ------------------------------------------------------------------------------------
 
 
-@_fault(stages.machine, "completion asks for the id alone")
+@fault(stages.machine, "completion asks for the id alone")
 def _complete_by_id() -> Patches:
     yield _guarded(job_sql, "complete", _without("owner", "fence", "time"))
 
 
-@_fault(stages.machine, "completion asks for the owner, not for the fence")
+@fault(stages.machine, "completion asks for the owner, not for the fence")
 def _complete_by_owner() -> Patches:
     yield _guarded(job_sql, "complete", _without("fence"))
 
 
-@_fault(stages.machine, "completion asks for the fence, not for the owner")
+@fault(stages.machine, "completion asks for the fence, not for the owner")
 def _complete_by_fence() -> Patches:
     yield _guarded(job_sql, "complete", _without("owner"))
 
 
-@_fault(stages.machine, "completion of many asks for the ids alone")
+@fault(stages.machine, "completion of many asks for the ids alone")
 def _complete_many_by_id() -> Patches:
     for name in ("_many_as_arrays", "_many_listed", "_locked_listed"):
         yield _guarded(leases, name, _without("owner", "fence"))
 
 
-@_fault(stages.machine, "an attempt may complete after its lease has run out")
+@fault(stages.machine, "an attempt may complete after its lease has run out")
 def _complete_late() -> Patches:
     yield _guarded(job_sql, "complete", _without("time"))
 
 
-@_fault(stages.machine, "release asks for the owner, not for the fence")
+@fault(stages.machine, "release asks for the owner, not for the fence")
 def _release_by_owner() -> Patches:
     yield _guarded(job_sql, "give_back", _without("fence"))
 
 
-@_fault(stages.machine, "a renewal revives a lease that has run out")
+@fault(stages.machine, "a renewal revives a lease that has run out")
 def _renew_revives() -> Patches:
     for name in ("_renew", "_until"):
         yield _guarded(leases, name, _without("time"))
 
 
-@_fault(stages.machine, "a checkpoint is written after its lease has run out")
+@fault(stages.machine, "a checkpoint is written after its lease has run out")
 def _checkpoint_late() -> Patches:
     yield _guarded(job_sql, "checkpoint", _without("time"))
 
 
-@_fault(stages.machine, "an attempt that sets its job aside asks for the id alone")
+@fault(stages.machine, "an attempt that sets its job aside asks for the id alone")
 def _set_aside_by_id() -> Patches:
     yield _guarded(job_sql, "end_aside", _without("owner", "fence", "time"))
 
 
-@_fault(stages.machine, "a lease is still valid at its very end (>= for >)")
+@fault(stages.machine, "a lease is still valid at its very end (>= for >)")
 def _valid_at_the_end() -> Patches:
     def guard(leased: Leased, held: Held, now: Any = None) -> Any:
         sound = leases_guard(leased, held)
@@ -182,58 +128,58 @@ def _valid_at_the_end() -> Patches:
         yield module, "guard", guard
 
 
-@_fault(stages.machine, "a lease can be claimed only after its very end (< for <=)")
+@fault(stages.machine, "a lease can be claimed only after its very end (< for <=)")
 def _free_after_the_end() -> Patches:
     def later(made: Transition, leased: Leased, given: bool, *_: Any) -> Transition:
         resting = leased.owner.is_(None) & (leased.until == 0.0)
         return replace(made, where=and_(made.where, or_(resting, leased.until < clock(NOW, given=given))))
 
-    yield _changed(job_sql, "claim_named", later)
-    yield _changed(job_sql, "promote", later)
-    yield _changed(row_leases, "_claim", later)
+    yield changed(job_sql, "claim_named", later)
+    yield changed(job_sql, "promote", later)
+    yield changed(row_leases, "_claim", later)
 
 
 # --- fence, attempts, deadline --------------------------------------------------------------------
 
 
-@_fault(stages.machine, "the fence starts again when a job is released or retried")
+@fault(stages.machine, "the fence starts again when a job is released or retried")
 def _fence_reset_on_release() -> Patches:
-    yield _changed(job_sql, "give_back", lambda made, *_: made.values(fence=0))
+    yield changed(job_sql, "give_back", lambda made, *_: made.values(fence=0))
 
 
-@_fault(stages.machine, "the fence starts again when a job is set aside")
+@fault(stages.machine, "the fence starts again when a job is set aside")
 def _fence_reset_on_quarantine() -> Patches:
-    yield _changed(job_sql, "set_aside", _assigning("fence", 0))
+    yield changed(job_sql, "set_aside", _assigning("fence", 0))
 
 
-@_fault(stages.machine, "the fence starts again when a job is requeued")
+@fault(stages.machine, "the fence starts again when a job is requeued")
 def _fence_reset_on_requeue() -> Patches:
-    yield _changed(job_sql, "requeue", lambda made, *_: made.values(fence=0))
+    yield changed(job_sql, "requeue", lambda made, *_: made.values(fence=0))
 
 
-@_fault(stages.machine, "a purge deletes the row of a named id, fence and all")
+@fault(stages.machine, "a purge deletes the row of a named id, fence and all")
 def _fence_lost_by_purge() -> Patches:
     def deleting(made: tuple[Transition, ...], *_: Any) -> tuple[Transition, ...]:
         return tuple(replace(transition, values=None) for transition in made)
 
-    yield _changed(job_sql, "purge", deleting)
+    yield changed(job_sql, "purge", deleting)
 
 
-@_fault(stages.machine, "a purged id is reborn with fence 0")
+@fault(stages.machine, "a purged id is reborn with fence 0")
 def _fence_reset_on_revival() -> Patches:
     yield enqueue, "make", lambda *args: [SimpleNamespace(fence=0) for _ in leases.make(*args)]
 
 
-@_fault(stages.machine, "attempts are counted when they fail, so a worker that dies is not counted")
+@fault(stages.machine, "attempts are counted when they fail, so a worker that dies is not counted")
 def _attempts_counted_at_failure() -> Patches:
     def counting(made: Any, jobs: Leased, timed: bool, *_: Any) -> Any:
         return made.values(attempts=jobs.table.c.attempts + 1) if timed else made
 
-    yield _changed(job_sql, "_grant", _dropping("attempts"))
-    yield _changed(job_sql, "give_back", counting)
+    yield changed(job_sql, "_grant", _dropping("attempts"))
+    yield changed(job_sql, "give_back", counting)
 
 
-@_fault(stages.machine, "a job whose attempts are used up gets another fence")
+@fault(stages.machine, "a job whose attempts are used up gets another fence")
 def _poison_is_not_capped() -> Patches:
     def alive(jobs: Leased, now: Any) -> Any:
         return or_(jobs.table.c.deadline.is_(None), jobs.table.c.deadline > now)
@@ -241,7 +187,7 @@ def _poison_is_not_capped() -> Patches:
     yield job_sql, "_alive", alive
 
 
-@_fault(stages.machine, "a lease outlives the job's deadline")
+@fault(stages.machine, "a lease outlives the job's deadline")
 def _lease_outlives_the_deadline() -> Patches:
     yield Leased, "end", lambda leased, now: now + leases.TTL
 
@@ -249,40 +195,38 @@ def _lease_outlives_the_deadline() -> Patches:
 # --- states and order -----------------------------------------------------------------------------
 
 
-@_fault(stages.machine, "promotion leaves the owner, so that the late one can still give the job back")
+@fault(stages.machine, "promotion leaves the owner, so that the late one can still give the job back")
 def _promotion_keeps_the_owner() -> Patches:
-    yield _changed(job_sql, "promote", lambda made, *_: replace(made, values=_dropping("owner")(made.values)))
+    yield changed(job_sql, "promote", lambda made, *_: replace(made, values=_dropping("owner")(made.values)))
 
 
-@_fault(stages.machine, "promotion leaves the instant since when a job waits as it was an attempt ago")
+@fault(stages.machine, "promotion leaves the instant since when a job waits as it was an attempt ago")
 def _waits_since_the_last_attempt() -> Patches:
-    yield _changed(
-        job_sql, "promote", lambda made, *_: replace(made, values=_dropping("due_at")(made.values))
-    )
+    yield changed(job_sql, "promote", lambda made, *_: replace(made, values=_dropping("due_at")(made.values)))
 
 
-@_fault(stages.machine, "a job with a new payload keeps the checkpoint of the old one")
+@fault(stages.machine, "a job with a new payload keeps the checkpoint of the old one")
 def _checkpoint_of_another_payload() -> Patches:
-    yield _changed(job_sql, "requeue", lambda made, jobs, *_: made.values(progress=jobs.table.c.progress))
+    yield changed(job_sql, "requeue", lambda made, jobs, *_: made.values(progress=jobs.table.c.progress))
 
 
-@_fault(stages.machine, "a cancelled or quarantined job keeps its lease and can be completed")
+@fault(stages.machine, "a cancelled or quarantined job keeps its lease and can be completed")
 def _cancel_keeps_the_lease() -> Patches:
-    yield _changed(job_sql, "_bury", _dropping("owner", "until"))
+    yield changed(job_sql, "_bury", _dropping("owner", "until"))
 
 
-@_fault(stages.machine, "ready jobs are taken by age, whatever their priority")
+@fault(stages.machine, "ready jobs are taken by age, whatever their priority")
 def _priority_is_ignored() -> Patches:
-    yield _changed(job_sql, "take", lambda made, jobs, *_: replace(made, order=(jobs.table.c.seq,)))
+    yield changed(job_sql, "take", lambda made, jobs, *_: replace(made, order=(jobs.table.c.seq,)))
 
 
-@_fault(stages.machine, "a claim changes one row more than it was asked for")
+@fault(stages.machine, "a claim changes one row more than it was asked for")
 def _one_too_many() -> Patches:
     sound = claims.Jobs._take
     yield claims.Jobs, "_take", lambda jobs, wanted, limit: sound(jobs, wanted, limit + 1)
 
 
-@_fault(stages.machine, "enqueue puts a new row in the place of one that exists")
+@fault(stages.machine, "enqueue puts a new row in the place of one that exists")
 def _enqueue_overwrites() -> Patches:
     sound = enqueue.Enqueue.one
 
@@ -294,31 +238,31 @@ def _enqueue_overwrites() -> Patches:
     yield enqueue.Enqueue, "one", one
 
 
-@_fault(stages.machine, "due jobs are promoted latest first, so that the earliest may wait for ever")
+@fault(stages.machine, "due jobs are promoted latest first, so that the earliest may wait for ever")
 def _latest_due_first() -> Patches:
-    yield _changed(
+    yield changed(
         job_sql, "promote", lambda made, jobs, *_: replace(made, order=(jobs.until.desc(), jobs.row))
     )
 
 
-@_fault(stages.machine, "a sweep takes a job with its last attempt from under a live lease")
+@fault(stages.machine, "a sweep takes a job with its last attempt from under a live lease")
 def _sweep_kills_the_living() -> Patches:
     def more(made: Transition, jobs: Leased, *_: Any) -> Transition:
         c = jobs.table.c
         return replace(made, where=or_(made.where, and_(c.owner.is_not(None), c.attempts >= c.max_attempts)))
 
-    yield _changed(job_sql, "sweep", more)
+    yield changed(job_sql, "sweep", more)
 
 
-@_fault(stages.machine, "a retry waits twice as long as its bound")
+@fault(stages.machine, "a retry waits twice as long as its bound")
 def _retry_beyond_its_bound() -> Patches:
     sound = Retry.delay
     yield Retry, "delay", lambda self, attempt, *chance: 2 * sound(self, attempt, *chance)
 
 
-@_fault(stages.machine, "a lock is given to the next one under the same fence")
+@fault(stages.machine, "a lock is given to the next one under the same fence")
 def _lock_without_a_fence() -> Patches:
-    yield _changed(
+    yield changed(
         row_leases, "_claim", lambda made, *_: replace(made, values=_dropping("fence")(made.values))
     )
 
@@ -326,7 +270,7 @@ def _lock_without_a_fence() -> Patches:
 # --- races ----------------------------------------------------------------------------------------
 
 
-@_fault(stages.races, "a claim selects, and then updates by the primary key alone")
+@fault(stages.races, "a claim selects, and then updates by the primary key alone")
 def _claim_by_select_then_update() -> Patches:
     def claim_many(
         self: Store, owner: str | None = None, *, ttl: float, limit: int, now: float, **where: Any
@@ -354,7 +298,7 @@ def _claim_by_select_then_update() -> Patches:
     yield Store, "claim", claim
 
 
-@_fault(stages.races, "the fence is raised in one transaction and read in another")
+@fault(stages.races, "the fence is raised in one transaction and read in another")
 def _fence_read_later() -> Patches:
     sound = Store.claim
 
@@ -366,7 +310,7 @@ def _fence_read_later() -> Patches:
     yield Store, "claim", claim
 
 
-@_fault(stages.races, "a sweep reads its candidates, and then updates them by id alone")
+@fault(stages.races, "a sweep reads its candidates, and then updates them by id alone")
 def _sweep_by_id() -> Patches:
     def sweep(self: Store, *, limit: int = 1000, now: float) -> int:
         def found(tx: Any) -> list[str]:
@@ -401,7 +345,7 @@ class _NoToken:
         pass
 
 
-@_fault(stages.transactions, "no savepoint proves that the handler's transaction is the one it began with")
+@fault(stages.transactions, "no savepoint proves that the handler's transaction is the one it began with")
 def _no_token() -> Patches:
     yield stores, "Token", _NoToken
 
@@ -411,12 +355,12 @@ def _goes_on_after_errors(can: Capabilities) -> bool:
     return not can.arrays
 
 
-@_fault(stages.transactions, "errors that the handler swallowed are not watched for", _goes_on_after_errors)
+@fault(stages.transactions, "errors that the handler swallowed are not watched for", _goes_on_after_errors)
 def _swallowed_errors() -> Patches:
     yield transaction._Watch, "require_no_failure", lambda self: None
 
 
-@_fault(stages.transactions, "the business writes are committed, and then the job is completed")
+@fault(stages.transactions, "the business writes are committed, and then the job is completed")
 def _completion_apart() -> Patches:
     sound = Store.in_session
 

@@ -32,6 +32,7 @@ from fencedjobs.relay import Relay, dispatch
 from fencedjobs.retry import Retry
 from fencedjobs.store import Store
 from fencedjobs.testing import outbox_model as oracle
+from fencedjobs.testing.machines import Effort
 from fencedjobs.testing.outbox_model import Became, Disagreement, same
 from fencedjobs.uow import UnitOfWork
 from fencedjobs.values import Event
@@ -332,9 +333,11 @@ class _OutboxMachine(RuleBasedStateMachine):
     """What each step does; `outbox_machine` gives it an engine."""
 
     engine: Engine
+    effort: Effort
 
     def __init__(self) -> None:
         super().__init__()
+        self.effort.examples += not self.effort.failed
         self.now = 1_764_000_000.25
         self.store = Store(self.engine, clock=lambda: self.now)
         self.power = Power(self.engine)
@@ -355,8 +358,13 @@ class _OutboxMachine(RuleBasedStateMachine):
     @rule(do=_STEPS)
     def step(self, do: Step) -> None:
         """One thing on both sides, and then all rows."""
-        self.perform(do)
-        self.compare()
+        self.effort.steps += not self.effort.failed
+        try:
+            self.perform(do)
+            self.compare()
+        except Exception:
+            self.effort.failed = True
+            raise
 
     def teardown(self) -> None:
         """Delete the rows of the example."""
@@ -624,5 +632,8 @@ def _beside(instant: float, side: int) -> float:
 
 
 def outbox_machine(engine: Engine) -> type[RuleBasedStateMachine]:
-    """A state machine for this database; ``outbox_machine(engine).TestCase`` is a test for pytest."""
-    return type("OutboxMachine", (_OutboxMachine,), {"engine": engine})
+    """A state machine for this database; ``outbox_machine(engine).TestCase`` is a test for pytest.
+
+    The class counts what it does in ``effort``.
+    """
+    return type("OutboxMachine", (_OutboxMachine,), {"engine": engine, "effort": Effort()})

@@ -31,20 +31,21 @@ T = TypeVar("T")
 
 THREADS: Final = 4
 _jobs, _locks = (Base.metadata.tables[model.__tablename__] for model in (Job, Lock))
+_ALL: Final = tuple(Base.metadata.sorted_tables)
 
 
 def is_empty(store: Store) -> bool:
-    """Whether there is no job, no tombstone and no lock."""
+    """Whether there is nothing in any of our tables."""
     with store.begin() as uow:
-        rows = [uow.session.execute(select(table).limit(1)).first() for table in (_jobs, _locks)]
-    return rows == [None, None]
+        rows = [uow.session.execute(select(table).limit(1)).first() for table in _ALL]
+    return not any(rows)
 
 
 def emptied(store: Store) -> None:
-    """Delete all jobs and locks, whatever a mistake has made of them."""
+    """Delete everything, whatever a mistake has made of it."""
     with store.begin() as uow:
-        uow.session.execute(delete(_jobs))
-        uow.session.execute(delete(_locks))
+        for table in _ALL:
+            uow.session.execute(delete(table))
 
 
 def _require(holds: bool, otherwise: str) -> None:
@@ -78,7 +79,8 @@ def races(store: Store, effort: Effort, *, rounds: int = 30) -> None:
                 race(store, pool, f"{race.__name__}-{number}")
 
 
-def _together(pool: ThreadPoolExecutor, runners: Sequence[Callable[[], T]]) -> list[T]:
+def together(pool: ThreadPoolExecutor, runners: Sequence[Callable[[], T]]) -> list[T]:
+    """What these answer, which begin at the same moment."""
     barrier = threading.Barrier(len(runners))
 
     def run(runner: Callable[[], T]) -> T:
@@ -90,7 +92,7 @@ def _together(pool: ThreadPoolExecutor, runners: Sequence[Callable[[], T]]) -> l
 
 def _one_job(store: Store, pool: ThreadPoolExecutor, name: str) -> None:
     store.enqueue(name, now=0.0)
-    claims = _together(pool, [lambda: store.claim(ttl=9.0, id=name, now=0.0)] * THREADS)
+    claims = together(pool, [lambda: store.claim(ttl=9.0, id=name, now=0.0)] * THREADS)
     winners = [lease for lease in claims if lease]
     _require(len(winners) == 1, f"{len(winners)} of {THREADS} claims got {name}")
 
@@ -102,7 +104,7 @@ def _many_jobs(store: Store, pool: ThreadPoolExecutor, name: str) -> None:
         claims = iter(lambda: store.claim_many(ttl=9.0, limit=2, queue=name, now=0.0), [])
         return [lease.id for leases in claims for lease in leases]
 
-    taken = sorted(itertools.chain.from_iterable(_together(pool, [drain] * THREADS)))
+    taken = sorted(itertools.chain.from_iterable(together(pool, [drain] * THREADS)))
     _require(len(taken) == len({*taken}) == 3 * THREADS, f"claimed were {taken}")
 
 
@@ -115,7 +117,7 @@ def _one_job_after_another(store: Store, pool: ThreadPoolExecutor, name: str) ->
         claims = [store.claim(ttl=1.0, id=name, now=float(next(instants))) for _ in range(3)]
         return [lease for lease in claims if lease]
 
-    leases = list(itertools.chain.from_iterable(_together(pool, [claim] * THREADS)))
+    leases = list(itertools.chain.from_iterable(together(pool, [claim] * THREADS)))
     fences = sorted(lease.fence for lease in leases)
     _require(len(fences) == len({*fences}), f"fences given out: {fences}")
 
@@ -132,7 +134,7 @@ def _sweep_and_cancel(store: Store, pool: ThreadPoolExecutor, name: str) -> None
         while store.sweep(limit=3, now=2.0):
             pass
 
-    _together(pool, [sweep, sweep, cancel(ids[::2]), cancel(ids[1::2])])
+    together(pool, [sweep, sweep, cancel(ids[::2]), cancel(ids[1::2])])
     states = {id: record.state for id in ids if (record := store.get(id))}
     wrong = {id: str(state) for id, state in states.items() if state is not JobState.CANCELLED}
     _require(not wrong, f"cancelled, and then swept: {wrong}")

@@ -19,11 +19,11 @@ from sqlalchemy import Engine
 from fencedjobs.dialects import server
 from fencedjobs.store import Store
 from fencedjobs.testing import stages
-from fencedjobs.testing.faults import hunt
+from fencedjobs.testing.faults import hunt, options
 from fencedjobs.testing.home import own_home
 from fencedjobs.testing.machines import Effort, job_machine
-from fencedjobs.testing.mistakes import FAULTS, Fault
 from fencedjobs.testing.outbox_machines import outbox_machine
+from fencedjobs.testing.planting import FAULTS, Fault
 
 _PACKAGES: Final = ("fencedjobs", "sqlalchemy", "alembic", "hypothesis")
 
@@ -214,9 +214,8 @@ def _hunts(store: Store, profile: Profile, seed: int, watch: Watch) -> list[Resu
 def _hunted(fault: Fault, store: Store, profile: Profile, seed: int) -> Result:
     """A planted fault must be caught where it can occur; a kit that catches nothing has failed."""
     result = Result(f"fault: {fault.name}", fault.told, seed=seed)
-    options = {"examples": profile.hunt, "start": seed} if fault.stage == "machine" else {}
     began = time.monotonic()
-    caught = hunt(fault.name, store, **options)
+    caught = hunt(fault.name, store, **options(fault, profile.hunt, seed))
     result.seconds = time.monotonic() - began
     occurs = fault.occurs_on(store)
     result.passed = (caught is not None) == occurs

@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import create_engine, event
 
 from fencedjobs import Retry, Store
-from fencedjobs.testing import faults, stages
+from fencedjobs.testing import event_stages, faults, stages
 from fencedjobs.testing.faults import hunt, planted
 from fencedjobs.testing.machines import Effort, Past, Step, job_machine
-from fencedjobs.testing.mistakes import FAULTS
 from fencedjobs.testing.model import Disagreement
+from fencedjobs.testing.planting import FAULTS
 from tests.databases import Database
 
 LATEST, BEFORE = Past(0, None), Past(1, None)
@@ -87,7 +87,11 @@ SHORTEST: dict[str, tuple[dict[str, Any], list[Step]]] = {
 ALWAYS_AT_RANDOM = ("complete_by_id", "poison_is_not_capped", "cancel_keeps_the_lease")
 
 BY_MACHINE = [name for name, fault in FAULTS.items() if fault.stage == "machine"]
-OTHERS = [name for name in FAULTS if name not in BY_MACHINE]
+BY_OUTBOX_MACHINE = [name for name, fault in FAULTS.items() if fault.stage == "outbox"]
+OTHERS = [name for name in FAULTS if name not in (*BY_MACHINE, *BY_OUTBOX_MACHINE)]
+
+#: what the outbox's machine needs more than a second or two for
+LONGER = ("goes_on_after_a_rival", "old_ack_for_the_mended", "event_outlives_the_rollback", "seq_watermark")
 
 
 @pytest.fixture
@@ -139,7 +143,19 @@ def found(name: str, store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_race_or_a_broken_transaction_shows_the_fault(name: str, quick: Store) -> None:
+def test_its_stage_shows_the_fault(name: str, quick: Store) -> None:
+    found(name, quick)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("name", [name for name in BY_OUTBOX_MACHINE if name not in LONGER])
+def test_the_outboxes_machine_finds_the_fault(name: str, quick: Store) -> None:
+    found(name, quick)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", BY_OUTBOX_MACHINE)
+def test_the_outboxes_machine_finds_each_fault_on_each_database(name: str, quick: Store) -> None:
     found(name, quick)
 
 
@@ -176,11 +192,17 @@ def test_the_machine_finds_each_fault_by_itself(name: str, quick: Store) -> None
     found(name, quick)
 
 
-@pytest.mark.parametrize("stage", [stages.races, stages.transactions])
+@pytest.mark.parametrize("stage", faults.OTHERS, ids=lambda stage: stage.__name__)
 def test_a_sound_store_passes(stage: Any, quick: Store) -> None:
     effort = Effort()
-    stage(quick, effort, **({"rounds": 5} if stage is stages.races else {}))
-    assert effort.examples > 4
+    with_rounds = stage in (stages.races, event_stages.inbox_races)
+    stage(quick, effort, **({"rounds": 5} if with_rounds else {}))
+    assert effort.examples > 2
+
+
+def test_every_fault_names_a_stage_that_a_sound_store_must_pass() -> None:
+    assert {fault.look for fault in FAULTS.values()} <= {*faults.RANDOM, *faults.OTHERS}
+    assert len(FAULTS) >= 60
 
 
 @pytest.mark.parametrize("name", FAULTS)
