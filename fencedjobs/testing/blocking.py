@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from sqlalchemy.util import greenlet_spawn
 
 
 class Blocking:
@@ -22,6 +24,11 @@ class Blocking:
             return lambda *args, **kwargs: self._resolved(value(*args, **kwargs))
         plain = value is None or isinstance(value, str | int | float)
         return value if plain else Blocking(value, self._runner)
+
+    def sync(self, work: Callable[[Any], Any]) -> Any:
+        """What ``work`` answers for the sync core of the store."""
+        store = self._inner.sync_store
+        return self._runner.run(greenlet_spawn(lambda: work(store)))
 
     def _resolved(self, answer: Any) -> Any:
         if hasattr(answer, "__aenter__"):

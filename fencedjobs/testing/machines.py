@@ -5,8 +5,12 @@
 Each step calls a verb on the store and the same verb on the oracle (`model`), then reads every row
 that the example has touched in a transaction of its own, and compares answers and rows. The clock is
 the machine's, passed as ``now=``: it stands still, creeps, and jumps onto the very instants at which
-a lease, a wait or a deadline ends, and next to them. Leases of former claims, and forged ones, stay
-in the game to the end.
+a lease, a wait or a deadline ends, and next to them; with ``backwards=True`` it also goes back, over
+them and onto them. Leases of former claims, and forged ones, stay in the game to the end.
+
+Connections are lost at COMMIT, before it is sent or after it was done: the answer must be
+`OutcomeUnknown` (or, before, any error of the database), and the rows as if the verb had not been
+called, or as if it had been. ``machine.coverage`` counts which verb has met a lease in which condition.
 
 Counts, sweeps and purges are of whole tables, so the tables must be empty, and nobody else may work
 on them meanwhile: use a database of your own. After each example the machine deletes the rows that
@@ -27,13 +31,18 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sqlalchemy import Table, delete, select
+from sqlalchemy.exc import DBAPIError
 
-from fencedjobs.errors import InvalidValue, LeaseLost
+from fencedjobs.errors import InvalidValue, LeaseLost, OutcomeUnknown
 from fencedjobs.jobs import JoinedJobs
 from fencedjobs.models import Job, Lock, tables
 from fencedjobs.retry import Retry
+from fencedjobs.store import Store
+from fencedjobs.testing import pairs
 from fencedjobs.testing.blocking import Blocking
+from fencedjobs.testing.cuts import AFTER, BEFORE, Cut, can_cut, engine_of
 from fencedjobs.testing.model import Disagreement, JobModel, LockModel
+from fencedjobs.testing.pairs import Coverage
 from fencedjobs.values import JobLease, JobRecord, JobState, Lease
 
 NAMES: Final = ("a", "A", "a ", "\u00e1", "a\u0301")  # five different ids, whatever the collation
@@ -45,7 +54,16 @@ RETRIES: Final = (
     None, Retry(), Retry(base=2.0, jitter=False), Retry(base=0.0), Retry(base=3.0, factor=4.0, cap=5.0),
 )  # fmt: skip
 UNNAMED: Final = 3  # at most so many ids made up by the store in one example
+_LATEST: Final = 1e12  # after all instants of an example, also of those that a clock has left again
 ALONE: Final = ("claim", "renew")  # verbs that no transaction of the caller's offers
+VERBS: Final = (
+    "renew", "renew_many", "complete", "complete_many", "completing", "fail", "release", "checkpoint",
+    "set_aside", "outcome",
+)  # fmt: skip
+CONDITIONS: Final = (
+    pairs.LIVE, pairs.AT_ITS_END, pairs.EXPIRED, pairs.STALE, pairs.OTHER_OWNER, pairs.OTHER_ID,
+    pairs.DONE, pairs.PURGED, pairs.QUARANTINED, pairs.CANCELLED, pairs.GIVEN_BACK,
+)  # fmt: skip
 
 
 # --- what an example is made of -------------------------------------------------------------------
@@ -107,6 +125,7 @@ _forged = _one_of(None, None, None, None, None, "owner", "younger", "older", "id
 _leases = st.builds(Past, _one_of(0, 0, 0, 1, 1, 2, 3, 5), _forged)
 _ends = _one_of("complete", "complete", "fail", "release", "renew", "checkpoint", "set_aside")
 _few_leases = st.lists(_leases, max_size=4)
+_cuts = _one_of(*[None] * 8, BEFORE, AFTER)
 
 
 @st.composite
@@ -128,7 +147,7 @@ def _step(verb: str, /, **arguments: st.SearchStrategy[Any]) -> st.SearchStrateg
 _ATTEMPT: Final = _step(
         "attempt", nth=_limits, owner=_owners, ttl=_ttls, wait=_one_of(None, -1, 0, 1),
         forged=_one_of(None, None, None, "owner", "younger", "older"), end=_ends, retry=_retries,
-        result=_values,
+        result=_values, cut=_cuts,
 )  # fmt: skip
 _CLAIMS: Final = [
     _step("claim_by_id", name=_names, owner=_owners, ttl=_ttls),
@@ -139,7 +158,7 @@ _CLAIMS: Final = [
     ),
 ]  # fmt: skip
 _ENDS: Final = [
-    _step("end", past=_leases, end=_ends, retry=_retries, result=_values),
+    _step("end", past=_leases, end=_ends, retry=_retries, result=_values, cut=_cuts),
     _step("renew_many", pasts=_few_leases, ttl=_ttls),
     _step("complete_many", pasts=_few_leases, results=st.booleans()),
     _step("completing", past=_leases, result=_values, job=_new_jobs(), breaks=_one_of(False, False, True)),
@@ -148,7 +167,23 @@ _CLOCK: Final = [
     _step("creep", by=_one_of(1e-6, 0.25, 1.0)),
     _step("jump", which=st.integers(0, 3), side=_one_of(0, 0, -1, 1)),
 ]
+_BACKWARDS: Final = [
+    _step("creep", by=_one_of(-1e-6, -0.25, -1.0, -10.0)),
+    _step("jump_back", which=st.integers(0, 3), side=_one_of(0, 0, -1, 1)),
+]
+_LOST: Final = [
+    _step("lose", when=_one_of(BEFORE, AFTER), do=one)
+    for one in (
+        *_CLAIMS, *_ENDS[1:],
+        _step("enqueue", job=_new_jobs(), named=st.just(True)),
+        _step("operate", verb=_one_of("cancel", "quarantine", "requeue"), name=_names, payload=_values),
+        _step("sweep", limit=_limits),
+        _step("purge", ago=_one_of(0.0, -1.0), limit=_limits, forget=st.booleans()),
+    )
+]  # fmt: skip
 _OTHERS: Final = [
+    _step("replay", verb=_one_of(*VERBS), met=_one_of(*CONDITIONS)),
+    st.one_of(*_LOST),
     _step("enqueue", job=_new_jobs(), named=st.booleans()),
     _step("enqueue_many", jobs=st.lists(_new_jobs(), max_size=4)),
     _step("operate", verb=_one_of("cancel", "quarantine", "requeue"), name=_names, payload=_values),
@@ -160,9 +195,9 @@ _OTHERS: Final = [
     _step("lock", name=_one_of(*LOCKS), owner=_owners, ttl=_ttls),
     _step("locked", past=_leases, verb=_one_of("renew", "release", "check")),
 ]
-_STEPS: Final = st.one_of(
+_FORWARDS: Final = (
     _ATTEMPT, _ATTEMPT, _ATTEMPT, *_CLAIMS, *_CLAIMS, *_CLAIMS, *_ENDS, *_ENDS, *_CLOCK, *_CLOCK, *_OTHERS
-)
+)  # fmt: skip
 
 
 class JobMachine(RuleBasedStateMachine):
@@ -176,12 +211,15 @@ class JobMachine(RuleBasedStateMachine):
     jobs: Table
     named: Table  #: the table of locks
     effort: Effort
+    coverage: Coverage  #: of all examples of this class
 
     def __init__(self) -> None:
         super().__init__()
         self.effort.examples += not self.effort.failed
+        self.coverage.forget()
         self.now = 0.0
         self.joined = False
+        self.cut: str | None = None  #: whether connections are lost now, and when
         self.leases: list[JobLease] = []  #: all that were ever given, the latest last
         self.locks: list[Lease] = []
         self.seen: dict[str, JobRecord | None] = {}  #: every row of the example, as it was last read
@@ -205,7 +243,6 @@ class JobMachine(RuleBasedStateMachine):
         self.now, self.joined = now, joined
         self._counted(Step("enqueue_many", {"jobs": jobs}))
 
-    @rule(do=_STEPS)
     def step(self, do: Step) -> None:
         """One call on both sides."""
         self._counted(do)
@@ -227,16 +264,55 @@ class JobMachine(RuleBasedStateMachine):
     # --- calling and comparing --------------------------------------------------------------------
 
     def both(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the verb on the store and on the oracle; the answer on which they agree."""
-        with self._doing(verb) as jobs:
-            got = _answer(getattr(jobs, verb), *args, **kwargs)
+        """Call the verb on the store and on the oracle; the answer on which they agree.
+
+        A call whose connection is lost has the answer that was lost, or none if nothing was done.
+        """
+        self._meets(verb, args[0] if args else None)
+        got, lost = self._cut(lambda: self._call(verb, args, kwargs))
         self._read()
+        if lost == BEFORE:
+            self._compare(verb, None, None)
+            return None
         if verb.startswith("enqueue"):
-            kwargs["answer"] = got
-        self._compare(verb, got, _answer(getattr(self.model, verb), *args, **kwargs))
+            kwargs["answer"] = [] if lost else got
+        want = _answer(getattr(self.model, verb), *args, **kwargs)
+        self._compare(verb, None if lost else got, None if lost else want)
+        got = want if lost else got
         answers = got if isinstance(got, list) else [got]
-        self.leases += [lease for lease in answers if isinstance(lease, JobLease) and verb.startswith(ALONE)]
+        for lease in answers:
+            if isinstance(lease, JobLease) and verb.startswith(ALONE):
+                self.leases.append(lease)
+                self.coverage.given(lease)
         return got
+
+    def _call(self, verb: str, args: Any, kwargs: Any) -> Any:
+        with self._doing(verb) as jobs:
+            return _answer(getattr(jobs, verb), *args, **kwargs)
+
+    def _cut(self, call: Callable[[], Any]) -> tuple[Any, str | None]:
+        """The answer, and whether the connection was lost, `BEFORE` or `AFTER` the COMMIT."""
+        when = self.cut
+        if when is None or not can_cut(engine_of(self.store)):
+            return call(), None
+        with Cut(engine_of(self.store), when) as cut:
+            try:
+                got = call()
+            except OutcomeUnknown:
+                return None, when
+            except DBAPIError as error:  # the driver knows that COMMIT was not sent
+                if when == AFTER:
+                    raise Disagreement(f"committed, and said to have failed: {error}") from error
+                return None, when
+        if cut.fired:
+            raise Disagreement(f"its connection was lost {when} COMMIT, and it answered {got!r}")
+        return got, None
+
+    def _meets(self, verb: str, given: Any) -> None:
+        """Count in which condition the leases are that the verb gets."""
+        for lease in given if isinstance(given, list) else [given]:
+            if isinstance(lease, Lease):
+                self.coverage.count(verb, lease, self.model.rows.get(lease.id), self.now)
 
     @contextmanager
     def _doing(self, verb: str) -> Iterator[Any]:
@@ -248,11 +324,13 @@ class JobMachine(RuleBasedStateMachine):
 
     def _read(self) -> None:
         """Read the jobs, in a transaction that has not written them."""
-        if hasattr(self.store, "run"):  # without the proofs of a handler's transaction it is cheaper
-            self.store.run(lambda tx: self._look(JoinedJobs(tx), tx), reading=True)
+        if isinstance(self.store, Blocking):
+            self.store.sync(self._read_by)
         else:
-            with self.store.begin() as uow:
-                self._look(uow.jobs, uow.session)
+            self._read_by(self.store)
+
+    def _read_by(self, store: Store) -> None:
+        store.run(lambda tx: self._look(JoinedJobs(tx), tx), reading=True)
 
     def _look(self, jobs: Any, connection: Any) -> None:
         """By ``get`` all that have changed; a row without a change was read before."""
@@ -260,7 +338,8 @@ class JobMachine(RuleBasedStateMachine):
         for name in sorted({*self.rows, *rows}):
             if self.rows.get(name) != rows.get(name):
                 self.seen[name] = jobs.get(name)
-        self.rows, self.counts = rows, jobs.counts()
+        if rows != self.rows or not self.counts:  # the same rows have the same counts
+            self.rows, self.counts = rows, jobs.counts()
 
     def _compare(self, verb: str, got: Any, want: Any) -> None:
         """All rows, then the answers."""
@@ -291,6 +370,14 @@ class JobMachine(RuleBasedStateMachine):
         if ahead:
             self.now = ahead[min(which, len(ahead) - 1)]
 
+    def jump_back(self, which: int, side: int) -> None:
+        """Time comes again to the very end of a lease, a wait or a deadline, or next to it."""
+        ends = {end for row in self.model.rows.values() for end in (row.until, row.deadline) if end}
+        ends |= {lease.until for lease in self.leases}
+        behind = sorted((stop for end in ends if (stop := _beside(end, side)) < self.now), reverse=True)
+        if behind:
+            self.now = behind[min(which, len(behind) - 1)]
+
     # --- entry and claims -------------------------------------------------------------------------
 
     def enqueue(self, job: dict[str, Any], named: bool) -> None:
@@ -318,7 +405,7 @@ class JobMachine(RuleBasedStateMachine):
 
     def attempt(
         self, nth: int, owner: str, ttl: float, wait: int | None, forged: str | None,
-        end: str, retry: Any, result: Any,
+        end: str, retry: Any, result: Any, cut: str | None = None,
     ) -> None:  # fmt: skip
         """Claim, work until just before, at or after the end of the lease (or not at all), then end it."""
         free = [row.id for row in self.model.rows.values() if row.free(self.now)]
@@ -330,15 +417,23 @@ class JobMachine(RuleBasedStateMachine):
         if lease is not None:
             if wait is not None:
                 self.now = max(self.now, _beside(lease.until, wait))
-            self.end(Past(0, forged), end, retry, result)
+            self.end(Past(0, forged), end, retry, result, cut)
 
     # --- the end of an attempt --------------------------------------------------------------------
 
-    def end(self, past: Past, end: str, retry: Retry | None, result: Any) -> None:
+    def end(self, past: Past, end: str, retry: Retry | None, result: Any, cut: str | None = None) -> None:
         """An end of an attempt, or what goes on with it, in time or late, by a lease maybe long gone."""
         lease = past.among(self.leases)
-        if lease is None:
-            return
+        if lease is not None:
+            with self._losing(cut):
+                self._end(lease, end, retry, result)
+            self._became(lease)
+
+    def _became(self, lease: JobLease) -> None:
+        self._meets("outcome", lease)
+        _same("outcome", self.store.outcome(lease), self.model.outcome(lease))
+
+    def _end(self, lease: JobLease, end: str, retry: Retry | None, result: Any) -> None:
         if end == "complete":
             self.both("complete", lease, result, now=self.now)
         elif end == "fail":
@@ -354,7 +449,6 @@ class JobMachine(RuleBasedStateMachine):
         else:
             delay, refund = (1.0, True) if result else (0.0, retry is None)
             self.both("release", lease, delay=delay, refund=refund, now=self.now)
-        _same("outcome", self.store.outcome(lease), self.model.outcome(lease))
 
     def renew_many(self, pasts: list[Past], ttl: float) -> None:
         """Heartbeats of several jobs."""
@@ -373,11 +467,18 @@ class JobMachine(RuleBasedStateMachine):
 
     def completing(self, past: Past, result: Any, job: dict[str, Any], breaks: bool) -> None:
         """Business writes and the completion: together, or neither. The write is a follow-up job."""
-        lease, job = past.among(self.leases), {**self._at(job), "now": self.now}
+        lease = past.among(self.leases)
         if lease is not None:
-            got = _answer(self._complete_with, lease, result, job, breaks)
-            self._read()
-            self._compare("completing", got, _answer(self._expect_with, lease, result, job, breaks))
+            self._completing(lease, result, {**self._at(job), "now": self.now}, breaks)
+
+    def _completing(self, lease: JobLease, result: Any, job: dict[str, Any], breaks: bool) -> None:
+        self._meets("completing", lease)
+        got, lost = self._cut(lambda: _answer(self._complete_with, lease, result, job, breaks))
+        self._read()
+        want = None if lost == BEFORE else _answer(self._expect_with, lease, result, job, breaks)
+        if isinstance(got, LeaseLost) and job.get("id") == lease.id:  # it tells the row as the block made it
+            got.current = self.seen.get(lease.id)
+        self._compare("completing", None if lost else got, None if lost else want)
 
     def _complete_with(self, lease: JobLease, result: Any, job: dict[str, Any], breaks: bool) -> Any:
         with self.store.completing(lease, result=result, now=self.now) as uow:
@@ -391,6 +492,71 @@ class JobMachine(RuleBasedStateMachine):
             raise _Broken
         self.model.complete(lease, result, now=self.now)
         return self.model.enqueue(**job)
+
+    # --- connections that are lost ----------------------------------------------------------------
+
+    def lose(self, when: str, do: Step) -> None:
+        """A call whose connection is lost at its COMMIT; then every lease that there was is asked about."""
+        known = len(self.leases)
+        with self._losing(when):
+            getattr(self, do.verb)(**do.arguments)
+        for lease in [*self.leases[:known][-2:], *self.leases[known:]]:
+            self._became(lease)
+
+    @contextmanager
+    def _losing(self, when: str | None) -> Iterator[None]:
+        self.cut, outer = when or self.cut, self.cut
+        try:
+            yield
+        finally:
+            self.cut = outer
+
+    # --- each verb with each lease ----------------------------------------------------------------
+
+    def replay(self, verb: str, met: str) -> None:
+        """A job of its own is brought so far that its lease is ``met``; then the verb is called with it."""
+        lease = self._afresh(NAMES[0])
+        if met in (pairs.AT_ITS_END, pairs.STALE):
+            self.now = lease.until
+        elif met == pairs.EXPIRED:
+            self.now = _beside(lease.until, 1)
+        if met == pairs.STALE:
+            self.claim_by_id(lease.id, lease.owner, 10.0)
+        elif met == pairs.OTHER_OWNER:
+            lease = _forge(lease, "owner")
+        elif met == pairs.OTHER_ID:
+            self._afresh(NAMES[1], "B")
+            lease = replace(lease, id=NAMES[1])
+        elif met in (pairs.DONE, pairs.PURGED):
+            self._end(lease, "complete", None, None)
+        elif met in (pairs.QUARANTINED, pairs.CANCELLED):
+            self.operate("quarantine" if met == pairs.QUARANTINED else "cancel", lease.id, None)
+        elif met == pairs.GIVEN_BACK:
+            self._end(lease, "release", Retry(), None)
+        if met == pairs.PURGED:
+            self.both("purge", before=_beside(self.now, 1))
+        self._use(verb, lease)
+
+    def _afresh(self, name: str, owner: str = "A") -> JobLease:
+        """A lease on a job of this name that has just been added."""
+        self.both("cancel", name, now=self.now)
+        self.both("purge", before=_LATEST)
+        self.both("enqueue", name, now=self.now)
+        lease: JobLease | None = self.claim_by_id(name, owner, 10.0)
+        if lease is None:
+            raise Disagreement(f"{name!r} has just been added, and cannot be claimed")
+        return lease
+
+    def _use(self, verb: str, lease: JobLease) -> None:
+        if verb == "renew_many":
+            self.both(verb, [lease], ttl=2.5, now=self.now)
+        elif verb == "complete_many":
+            self.both(verb, [lease], None, now=self.now)
+        elif verb == "completing":
+            self._completing(lease, None, {"id": NAMES[2], "now": self.now}, False)
+        elif verb != "outcome":
+            self._end(lease, verb, Retry(), None)
+        self._became(lease)
 
     # --- operators and maintenance ----------------------------------------------------------------
 
@@ -488,18 +654,36 @@ def _beside(instant: float, side: int) -> float:
 
 
 def job_machine(
-    store: Any, *, runner: asyncio.Runner | None = None, schema: str | None = None
+    store: Any, *, runner: asyncio.Runner | None = None, schema: str | None = None, backwards: bool = False
 ) -> type[JobMachine]:
     """A state machine for this store; ``job_machine(store).TestCase`` is a test for unittest and pytest.
 
     ``store`` is a `Store` or an `AsyncStore` on empty tables, or a function without arguments that
     gives one for each example. The verbs of an `AsyncStore` run on ``runner``, which stays the
     caller's to close; without it the machine has one of its own for as long as the process lives.
-    ``schema`` is where the store has its tables. The class counts what it does in ``effort``.
+    ``schema`` is where the store has its tables. ``backwards`` lets the clock also go back. The class
+    counts what it does in ``effort``, and which verb met which lease in ``coverage``.
     """
+    placed = tables(schema)
+    steps = st.one_of(*_FORWARDS, *_BACKWARDS) if backwards else st.one_of(*_FORWARDS)
+
+    def step(self: JobMachine, do: Step) -> None:
+        """One call on both sides."""
+        JobMachine.step(self, do)
+
+    parts = {
+        "open_store": staticmethod(opened(store, runner)), "step": rule(do=steps)(step),
+        "jobs": placed[Job.__tablename__], "named": placed[Lock.__tablename__],
+        "effort": Effort(), "coverage": Coverage(VERBS, CONDITIONS),
+    }  # fmt: skip
+    return type("JobMachine", (JobMachine,), parts)
+
+
+def opened(store: Any, runner: asyncio.Runner | None = None) -> Callable[[], Any]:
+    """What gives the store for each example, an `AsyncStore` with blocking verbs; see `job_machine`."""
     runners = [] if runner is None else [runner]
 
-    def opened() -> Any:
+    def open_one() -> Any:
         one = store() if callable(store) else store
         if not inspect.iscoroutinefunction(getattr(type(one), "counts", None)):
             return one
@@ -507,6 +691,16 @@ def job_machine(
             runners.append(asyncio.Runner())
         return Blocking(one, runners[0])
 
-    placed = tables(schema)
-    parts = {"jobs": placed[Job.__tablename__], "named": placed[Lock.__tablename__], "effort": Effort()}
-    return type("JobMachine", (JobMachine,), {"open_store": staticmethod(opened), **parts})
+    return open_one
+
+
+def every_pair(machine: type[JobMachine], *, joined: bool = False) -> None:
+    """One example that calls each verb with a lease in each condition; see ``machine.coverage``."""
+    walking = machine()
+    try:
+        walking.start(now=1000.0, joined=joined, jobs=[])
+        for verb in VERBS:
+            for met in CONDITIONS:
+                walking.step(Step("replay", {"verb": verb, "met": met}))
+    finally:
+        walking.teardown()

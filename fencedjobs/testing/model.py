@@ -9,6 +9,13 @@ rows to what the store's rows must be. A few answers are free: which due rows a 
 reached, which rows a bounded sweep or purge took, how long a jittered retry waits. There the model
 looks at the rows as the store left them (``look``), takes over the choice if it is an allowed one,
 and raises `Disagreement` if not.
+
+A clock that goes back adds no choice. Each call is judged at its own ``now`` and by the row as it is,
+which remembers instants but not how late it ever was: a lease that had run out, and that nobody has
+claimed, promoted or swept since, runs again and may end its attempt; a job that was due waits again; a
+deadline that had passed is ahead again, and what was set aside stays aside. What never goes back is the
+fence, so an attempt that another one has followed is refused whatever the time, and nobody has waited
+for less than 0 seconds. Instants on a row may be out of order.
 """
 
 from __future__ import annotations

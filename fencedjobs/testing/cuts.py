@@ -1,0 +1,75 @@
+"""Connections that are lost at COMMIT: just before it is sent, or after it was done and before its answer."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Engine, event
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+from sqlalchemy.util import await_only
+
+BEFORE, AFTER = "before", "after"
+
+
+class Cut:
+    """In a with block, the connection of the next COMMIT on an engine is closed, `BEFORE` it or `AFTER` it.
+
+    Closed is the driver's own connection, so that what follows is what the driver raises on one that
+    is gone. Before: the transaction is rolled back, as a server does with what it loses. After: it is
+    committed, and nobody hears it. `fired` tells whether there was a COMMIT at all.
+    """
+
+    def __init__(self, engine: Engine, when: str) -> None:
+        self._engine = engine
+        self._when = when
+        self._listeners = (("before_cursor_execute", self._send), ("commit", self._commit))
+        self.fired = False
+
+    def __enter__(self) -> Self:
+        for name, listener in self._listeners:
+            event.listen(self._engine, name, listener)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name, listener in self._listeners:
+            event.remove(self._engine, name, listener)
+
+    def _send(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement == "COMMIT":
+            self._commit(connection)
+
+    def _commit(self, connection: Any) -> None:
+        if self.fired:
+            return
+        self.fired = True
+        cursor = connection.connection.dbapi_connection.cursor()
+        cursor.execute("COMMIT" if self._when == AFTER else "ROLLBACK")
+        cursor.close()
+        _close(connection.connection.driver_connection)
+
+
+def _close(driver: Any) -> None:
+    """Close the connection below whatever SQLAlchemy has put around it, which must not know."""
+    closing = driver.close()
+    if inspect.isawaitable(closing):
+        await_only(closing)
+        return
+    with suppress(AttributeError):  # some drivers refuse to close twice, and the pool would log it
+        driver.close = lambda: None
+
+
+def can_cut(engine: Engine) -> bool:
+    """Whether a connection can be lost without losing the database, which one in memory is."""
+    return not isinstance(engine.pool, (StaticPool, SingletonThreadPool))
+
+
+def engine_of(store: Any) -> Engine:
+    """The engine that the connections of a store, also of an async one, come from."""
+    inner = getattr(store, "_inner", store)
+    engine: Engine = getattr(inner, "sync_store", inner).transactions.engine
+    return engine
