@@ -54,8 +54,10 @@ class Heartbeat:
 
     def _renew(self, line: Line, attempts: list[Attempt], sent: float) -> None:
         leases = [attempt.lease for attempt in attempts]
-        renewed = line.call(lambda store: store.renew_many(leases, ttl=self._ttl))
-        for attempt, lease in zip(attempts, renewed, strict=True):
+        renewed = line.call(lambda store: store.renew_many(leases, ttl=self._ttl, wait=False))
+        for attempt, before, lease in zip(attempts, leases, renewed, strict=True):
+            if lease is before:
+                continue  # somebody has locked its row; the others do not wait for that
             if lease is not None:
                 attempt.renewed(lease, sent + self._ttl)
             elif not attempt.committing:  # else the answer to the completion tells

@@ -456,6 +456,35 @@ def _many_in_steps(
     return held
 
 
+def locked_among(tx: Transaction, leased: Leased, leases: Sequence[L]) -> list[L]:
+    """Those of these leases, running or not, whose rows somebody else has locked; nobody is waited for.
+
+    The others are locked by this transaction from now on.
+    """
+    if not tx.capabilities.row_locks:
+        return []
+    free = _named_rows(tx, leased, leases, True)
+    rest = [lease for lease in leases if (lease.id, lease.owner, lease.fence) not in free]
+    held = _named_rows(tx, leased, rest, False)
+    return [lease for lease in rest if (lease.id, lease.owner, lease.fence) in held]
+
+
+def _named_rows(
+    tx: Transaction, leased: Leased, leases: Sequence[Lease], free: bool
+) -> set[tuple[Any, str, int]]:
+    rows = set[tuple[Any, str, int]]()
+    for start in range(0, len(leases), CHUNK):
+        found = tx.execute(_named_listed(leased, free), listed(leases[start : start + CHUNK]))
+        rows |= {(row[0], row[1], row[2]) for row in found}
+    return rows
+
+
+@remembered
+def _named_listed(leased: Leased, free: bool) -> Select[Any]:
+    named = select(leased.key, leased.owner, leased.fence).where(guard(leased, LISTED))
+    return named.with_for_update(skip_locked=True) if free else named
+
+
 def lost_among(leases: Iterable[L], held: Iterable[Any]) -> list[L]:
     """The leases that no returned row (key, owner, fence) answers to, in their order."""
     kept = {(row[0], row[1], row[2]) for row in held}

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 from fencedjobs import dialects
 from fencedjobs import payload as edge
 from fencedjobs.attempt import Attempt, clock
+from fencedjobs.claims import Jobs
 from fencedjobs.errors import InvalidValue, LeaseLost, OutcomeUnknown
 from fencedjobs.handlers import Cancel, Handler, Quarantine, Snooze
+from fencedjobs.jobs import JoinedJobs
 from fencedjobs.line import Backoff, Line
 from fencedjobs.metrics import Observed, Observer
 from fencedjobs.retry import Retry
 from fencedjobs.store import Store
-from fencedjobs.values import JobState, Outcome
+from fencedjobs.transaction import Transaction
+from fencedjobs.values import JobLease, JobState, Outcome
 
+_LOCKED: Final = 0.2  # seconds until a row that somebody had locked is looked at again
 _BATCH: Final = 200  # endings in one round
 _REFUSALS: Final = 3  # by the database itself, of one completion alone, before it counts as a failure
+
+
+Verbs = Store | JoinedJobs  # each verb in a transaction of its own, or all in one that there is
 
 
 class Ending(Protocol):
     """What becomes of an attempt."""
 
-    def write(self, store: Store, attempt: Attempt) -> None:
+    def write(self, jobs: Verbs, attempt: Attempt) -> None:
         """Write it under the lease; `LeaseLost` if that is over."""
 
     def observed(self) -> tuple[Observed, dict[str, Any]]:
@@ -38,8 +47,8 @@ class Done:
 
     result: Any
 
-    def write(self, store: Store, attempt: Attempt) -> None:
-        store.complete(attempt.lease, self.result)
+    def write(self, jobs: Verbs, attempt: Attempt) -> None:
+        jobs.complete(attempt.lease, self.result)
 
     def observed(self) -> tuple[Observed, dict[str, Any]]:
         return Observed.COMPLETED, {}
@@ -53,8 +62,8 @@ class Failed:
     retry: Retry | None
     state: JobState | None = None
 
-    def write(self, store: Store, attempt: Attempt) -> None:
-        self.state = store.fail(attempt.lease, self.error, retry=self.retry)
+    def write(self, jobs: Verbs, attempt: Attempt) -> None:
+        self.state = jobs.fail(attempt.lease, self.error, retry=self.retry)
 
     def observed(self) -> tuple[Observed, dict[str, Any]]:
         what = Observed.JOB_QUARANTINED if self.state is JobState.QUARANTINED else Observed.RETRIED
@@ -68,8 +77,8 @@ class GivenBack:
     why: str
     delay: float | None = None
 
-    def write(self, store: Store, attempt: Attempt) -> None:
-        store.release(attempt.lease, delay=self.delay or 0, refund=True)
+    def write(self, jobs: Verbs, attempt: Attempt) -> None:
+        jobs.release(attempt.lease, delay=self.delay or 0, refund=True)
 
     def observed(self) -> tuple[Observed, dict[str, Any]]:
         if self.delay is None:
@@ -84,8 +93,8 @@ class SetAside:
     reason: str
     state: JobState
 
-    def write(self, store: Store, attempt: Attempt) -> None:
-        store.set_aside(attempt.lease, self.reason, state=self.state)
+    def write(self, jobs: Verbs, attempt: Attempt) -> None:
+        jobs.set_aside(attempt.lease, self.reason, state=self.state)
 
     def observed(self) -> tuple[Observed, dict[str, Any]]:
         cancelled = self.state is JobState.CANCELLED
@@ -117,8 +126,42 @@ def _done(result: Any) -> Ending:
     return Done(result)
 
 
-def _goes_with_others(item: _Item) -> bool:
-    return isinstance(item.ending, Done) and not item.unknown and not item.tries
+def _parted(items: Sequence[_Item]) -> tuple[list[_Item], list[_Item]]:
+    """The completions that may go in one statement, and the rest."""
+    parts: tuple[list[_Item], list[_Item]] = ([], [])
+    for item in items:
+        parts[not isinstance(item.ending, Done) or item.unknown or item.tries > 0].append(item)
+    return parts
+
+
+def _complete_free(
+    leases: list[JobLease], results: list[Any] | None, store: Store
+) -> tuple[list[JobLease], list[JobLease]]:
+    """Complete what nobody else has locked; the leases that somebody has, and those that are lost."""
+
+    def verb(tx: Transaction) -> tuple[list[JobLease], list[JobLease]]:
+        jobs = Jobs(tx)
+        locked = {(lease.id, lease.fence) for lease in jobs.locked(leases)}
+        free = [n for n, lease in enumerate(leases) if (lease.id, lease.fence) not in locked]
+        given = None if results is None else [results[n] for n in free]
+        lost = jobs.complete_many([leases[n] for n in free], given)
+        return [lease for lease in leases if (lease.id, lease.fence) in locked], lost
+
+    return store.run(verb, subject=leases)
+
+
+def _write_free(item: _Item, store: Store) -> bool:
+    """Write one ending; false if somebody has locked the row. `LeaseLost` comes out."""
+    lease = item.attempt.lease
+
+    def verb(tx: Transaction) -> bool:
+        jobs = Jobs(tx)
+        if jobs.locked([lease]):
+            return False
+        item.ending.write(jobs, item.attempt)
+        return True
+
+    return store.run(verb, subject=lease)
 
 
 # --- the thread -----------------------------------------------------------------------------------
@@ -149,7 +192,8 @@ class Settler:
         self._ttl = ttl
         self._settled = settled
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
-        self._again: list[_Item] = []
+        self._again: list[_Item] = []  # what is tried again as soon as the back-off is over
+        self._later: list[tuple[float, _Item]] = []  # what waits for somebody's lock, and until when
         self._backoff = Backoff(0.05, 2.0)
         self._stopped = False
 
@@ -166,21 +210,29 @@ class Settler:
         """Write endings until `stop`."""
         while not self._stopped:
             self._settle(line, self._gather())
-        for item in self._again:
+        for item in [*self._again, *(item for _, item in self._later)]:
             self._end(item, refused=True)
 
     def _gather(self) -> list[_Item]:
         """What there is, at least one ending or one that is due again."""
         items: list[_Item] = []
-        try:
-            self._keep(items, self._queue.get(timeout=self._backoff.wait if self._again else None))
+        with suppress(Empty):
+            self._keep(items, self._queue.get(timeout=self._pause()))
             while not self._stopped and len(items) < _BATCH:
                 self._keep(items, self._queue.get_nowait())
-        except Empty:
-            pass
+        now = clock()
+        due = [item for at, item in self._later if at <= now]
+        self._later = [(at, item) for at, item in self._later if at > now]
         if self._again and not self._backoff.wait:
-            items, self._again = sorted(self._again + items, key=lambda item: item.tries), []
-        return items
+            due, self._again = due + self._again, []
+        return sorted(due + items, key=lambda item: item.tries)
+
+    def _pause(self) -> float | None:
+        """Seconds until something is due again; ``None`` if nothing waits."""
+        pauses = [max(0.0, at - clock()) for at, _ in self._later]
+        if self._again:
+            pauses.append(self._backoff.wait)
+        return min(pauses, default=None)
 
     def _keep(self, items: list[_Item], item: _Item | None) -> None:
         if item is None:
@@ -189,11 +241,12 @@ class Settler:
             items.append(item)
 
     def _settle(self, line: Line, items: list[_Item]) -> None:
-        together = [item for item in items if _goes_with_others(item)]
+        together, alone = _parted(items)
         if len(together) > 1:
             self._complete(line, together)
-            items = [item for item in items if item not in together]
-        for item in items:
+        else:
+            alone += together
+        for item in alone:
             if self._backoff.wait and not self._stopped:
                 self._again.append(item)
             elif not item.unknown or self._is_still_held(line, item):
@@ -204,7 +257,7 @@ class Settler:
         results = [item.ending.result for item in items if isinstance(item.ending, Done)]
         given = results if any(result is not None for result in results) else None
         try:
-            lost = line.call(lambda store: store.complete_many(leases, given))
+            locked, lost = line.call(partial(_complete_free, leases, given))
         except OutcomeUnknown as error:
             self._ask_again(items, error)
         except Exception as error:  # noqa: BLE001 - one by one shows whether it is one of them, or all
@@ -212,17 +265,17 @@ class Settler:
                 self._try_again(item, error)
         else:
             self._succeeded()
-            refused = {(lease.id, lease.fence) for lease in lost}
+            alone = {(lease.id, lease.fence) for lease in (*locked, *lost)}
             for item, lease in zip(items, leases, strict=True):
-                if (lease.id, lease.fence) in refused:
-                    self._again.append(item)  # by itself, to learn why
+                if (lease.id, lease.fence) in alone:
+                    self._again.append(item)  # by itself: later, or to learn why
                     item.tries += 1
                 else:
                     self._end(item)
 
     def _write(self, line: Line, item: _Item) -> None:
         try:
-            line.call(lambda store: item.ending.write(store, item.attempt))
+            written = line.call(partial(_write_free, item))
         except LeaseLost as lost:
             if lost.completed:  # by the handler's own transaction, or by one whose answer was lost
                 item.ending = Done(None)
@@ -234,7 +287,18 @@ class Settler:
             self._try_again(item, error)
         else:
             self._succeeded()
-            self._end(item)
+            if written:
+                self._end(item)
+            else:
+                self._wait_for(item)
+
+    def _wait_for(self, item: _Item) -> None:
+        """Somebody has locked the row, as an operator's open transaction does: the others do not wait."""
+        item.tries += 1
+        if item.attempt.remaining > 0 and not self._stopped:
+            self._later.append((clock() + _LOCKED, item))
+        else:
+            self._end(item, refused=True)
 
     def _count_refusal(self, item: _Item, error: Exception) -> None:
         item.refusals += dialects.says_no(error) and not dialects.is_transient(error)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
-from fencedjobs import JobState, LeaseLost, Retry, Store
+from fencedjobs import JobState, LeaseLost, Retry, Store, UnitOfWork
 from tests.jobs.helpers import T, claimed, ids, just_before, lost, on, refused, row
 
 AT_ONCE = Retry(base=0)
@@ -381,3 +382,20 @@ def test_a_forged_lease_of_the_same_row_does_not_bring_its_result(
     leases = [forged, lease] if forged_first else [lease, forged]
     assert sync_store.complete_many(leases, [f"of {one.owner}" for one in leases], now=T) == [forged]
     assert row(sync_store, "j", "result") == {"result": "of a"}
+
+
+@on("postgresql", "mariadb")
+def test_renewals_that_do_not_wait_pass_over_a_row_that_somebody_has_locked(sync_store: Store) -> None:
+    sync_store.enqueue_many([{"id": f"j{n}"} for n in range(4)], now=T)
+    leases = sync_store.claim_many("a", ttl=30, limit=4, now=T)
+    sync_store.cancel("j3", now=T)
+    with Session(sync_store.transactions.engine) as session:
+        UnitOfWork(session).jobs.cancel("j1", now=T)
+        renewed = sync_store.renew_many(leases, ttl=60, wait=False, now=T + 1)
+        session.rollback()
+    assert renewed[1] is leases[1]
+    assert [lease and lease.until for lease in renewed] == [T + 61, T + 30, T + 61, None]
+    again = sync_store.renew_many(leases, ttl=90, wait=False, now=T + 2)
+    assert [lease and lease.until for lease in again] == [T + 92, T + 92, T + 92, None]
+    late = sync_store.renew_many(leases, ttl=90, wait=False, now=T + 92)
+    assert late == [None] * 4

@@ -8,10 +8,12 @@ import time
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
 
-from fencedjobs import JobState, LeaseLost, Retry, Store
+from fencedjobs import JobState, LeaseLost, Retry, Store, UnitOfWork
 from fencedjobs.metrics import Observed
+from tests.databases import Database
 from tests.hosts import on
 from tests.worker.helpers import Remote, Workers, settled, transaction, until
 
@@ -55,6 +57,31 @@ def test_a_handler_that_blocks_its_loop_keeps_its_lease(workers: Workers) -> Non
     assert workers.run({"k": blocks}, ttl=1.1) == 1
     assert workers.records()["a"].attempts == 1
     assert "job.lost" not in workers.seen.names
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_an_open_transaction_on_one_job_does_not_keep_the_others_from_being_renewed(
+    database: Database, engine: Engine
+) -> None:
+    workers = Workers(database, None, Store(engine))
+    workers.store.enqueue_many([{"id": id, "kind": "k"} for id in ("a", "b")])
+    begun, over = threading.Event(), threading.Event()
+
+    def waits(ctx: Any) -> bool:
+        if ctx.id == "a":
+            begun.set()
+        over.wait(10)
+        return bool(ctx.lost.is_set())
+
+    with workers.in_background({"k": waits}, ttl=0.9), Session(engine) as session:
+        assert begun.wait(10)
+        UnitOfWork(session).jobs.cancel("a")
+        time.sleep(1.8)
+        over.set()
+        until(lambda: workers.states()["b"] == "done")
+        session.rollback()
+    assert workers.records()["b"].result is False
+    assert [facts["id"] for facts in workers.seen.of(Observed.LOST)] == ["a"]
 
 
 def test_the_lease_in_the_context_is_the_renewed_one(workers: Workers) -> None:

@@ -124,7 +124,8 @@ def test_what_has_not_begun_is_given_back_at_once(workers: Workers) -> None:
 
     async def blocks(ctx: Any) -> None:
         begun.append(ctx.id)
-        workers.running.stop()
+        if len(begun) == 1:  # a second time would not wait for the handlers
+            workers.running.stop()
         time.sleep(0.5)
 
     workers.run({"k": blocks}, until_empty=False, concurrency=4, grace=10)

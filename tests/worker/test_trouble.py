@@ -21,6 +21,7 @@ from fencedjobs import (
     Store,
     dialects,
 )
+from fencedjobs.jobs import JoinedJobs
 from fencedjobs.metrics import Observed
 from fencedjobs.own import Patience, Transactions
 from fencedjobs.worker import Worker
@@ -224,23 +225,23 @@ def test_a_refused_renewal_after_a_lost_answer_is_no_lost_lease(
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, workers: Workers, is_poison: Callable[[Any], bool]) -> None:
     """The database refuses these results, alone and among others, with an error of its own."""
-    complete, complete_many = Store.complete, Store.complete_many
+    complete, complete_many = JoinedJobs.complete, JoinedJobs.complete_many
 
-    def refused(store: Store, result: Any) -> None:
+    def refused(jobs: JoinedJobs, result: Any) -> None:
         if is_poison(result):
-            store.run(lambda tx: tx.execute(text("SELECT * FROM no_such_table")))
+            jobs._tx.execute(text("SELECT * FROM no_such_table"))
 
-    def alone(store: Store, lease: Any, result: Any = None, **kwargs: Any) -> Any:
-        refused(store, result)
-        return complete(store, lease, result, **kwargs)
+    def alone(jobs: JoinedJobs, lease: Any, result: Any = None, **kwargs: Any) -> Any:
+        refused(jobs, result)
+        return complete(jobs, lease, result, **kwargs)
 
-    def many(store: Store, leases: Any, results: Any = None, **kwargs: Any) -> Any:
+    def many(jobs: JoinedJobs, leases: Any, results: Any = None, **kwargs: Any) -> Any:
         for result in results or ():
-            refused(store, result)
-        return complete_many(store, leases, results, **kwargs)
+            refused(jobs, result)
+        return complete_many(jobs, leases, results, **kwargs)
 
-    monkeypatch.setattr(Store, "complete", alone)
-    monkeypatch.setattr(Store, "complete_many", many)
+    monkeypatch.setattr(JoinedJobs, "complete", alone)
+    monkeypatch.setattr(JoinedJobs, "complete_many", many)
 
 
 def test_a_completion_that_the_database_refuses_does_not_hold_up_the_others(
@@ -268,11 +269,11 @@ def test_an_ending_that_cannot_be_written_at_all_is_left_to_the_end_of_its_lease
     workers.store.enqueue("a", kind="k")
     tried = []
 
-    def never(store: Store, *args: Any, **kwargs: Any) -> Any:
+    def never(jobs: JoinedJobs, *args: Any, **kwargs: Any) -> Any:
         tried.append(1)
-        store.run(lambda tx: tx.execute(text("SELECT * FROM no_such_table")))
+        jobs._tx.execute(text("SELECT * FROM no_such_table"))
 
-    monkeypatch.setattr(Store, "complete", never)
+    monkeypatch.setattr(JoinedJobs, "complete", never)
 
     def works(ctx: Any) -> None:
         if ctx.attempt == 2:
