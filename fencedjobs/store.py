@@ -305,11 +305,16 @@ class Store:
         return self.run(lambda tx: Jobs(tx).renew(lease, ttl=ttl, now=now), subject=lease)
 
     def renew_many(
-        self, leases: Iterable[JobLease], *, ttl: float, now: float | None = None
+        self, leases: Iterable[JobLease], *, ttl: float, wait: bool = True, now: float | None = None
     ) -> list[JobLease | None]:
-        """Renew many leases in one statement; aligned with the input, ``None`` for a lost one."""
+        """Renew many leases in one statement; aligned with the input, ``None`` for a lost one.
+
+        Without ``wait`` a lease whose row somebody has locked comes back as it is, not renewed:
+        an operator's open transaction on one job must not keep the others from being renewed.
+        """
         these = list(leases)
-        return self.run(lambda tx: Jobs(tx).renew_many(these, ttl=ttl, now=now), subject=these)
+        verb = Jobs.renew_many if wait else Jobs.renew_free
+        return self.run(lambda tx: verb(Jobs(tx), these, ttl=ttl, now=now), subject=these)
 
     def outcome(self, lease: JobLease) -> Any:
         """After `OutcomeUnknown`: what became of the lease, as an `Outcome`.
