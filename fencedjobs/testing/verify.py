@@ -18,12 +18,13 @@ from sqlalchemy import Engine
 
 from fencedjobs.dialects import server
 from fencedjobs.store import Store
-from fencedjobs.testing import stages
+from fencedjobs.testing import event_stages, injection, network, stages
 from fencedjobs.testing.faults import hunt, options
 from fencedjobs.testing.home import own_home
 from fencedjobs.testing.machines import Effort, job_machine
 from fencedjobs.testing.outbox_machines import outbox_machine
-from fencedjobs.testing.planting import FAULTS, Fault
+from fencedjobs.testing.planting import FAULTS, Fault, Look
+from fencedjobs.testing.scene import VERBS
 
 _PACKAGES: Final = ("fencedjobs", "sqlalchemy", "alembic", "hypothesis")
 
@@ -36,12 +37,13 @@ class Profile:
     steps: int  #: in each of them, at most
     rounds: int  #: of races
     hunt: int  #: examples in which a planted fault must show
+    stride: int = 8  #: of the operations that can fail, each so-many-th does
 
 
 PROFILES: Final = {
     "quick": Profile(examples=25, steps=40, rounds=20, hunt=200),
-    "ci": Profile(examples=200, steps=50, rounds=200, hunt=300),
-    "nightly": Profile(examples=10_000, steps=50, rounds=5_000, hunt=1_000),
+    "ci": Profile(examples=200, steps=50, rounds=200, hunt=300, stride=2),
+    "nightly": Profile(examples=10_000, steps=50, rounds=5_000, hunt=1_000, stride=1),
 }
 
 
@@ -164,25 +166,32 @@ def _jobs(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
 
 def _outbox(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
     machine: Any = seeded(seed)(outbox_machine(engine))
-
-    class Counted(machine):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            effort.examples += 1
-
-    run_state_machine_as_test(seeded(seed)(Counted), settings=_how(profile))
+    machine.effort = effort
+    run_state_machine_as_test(machine, settings=_how(profile))
 
 
 def _races(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
     store = Store(engine)
     stages.races(store, effort, rounds=profile.rounds)
     stages.emptied(store)
-
-
-def _transactions(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
-    store = Store(engine)
-    stages.transactions(store, effort)
+    event_stages.inbox_races(store, effort, rounds=profile.rounds)
     stages.emptied(store)
+
+
+def _on_store(look: Look) -> Callable[[Engine, Profile, int, Effort], None]:
+    """A stage of one size."""
+
+    def run(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
+        store = Store(engine)
+        look(store, effort)
+        stages.emptied(store)
+
+    return run
+
+
+def _injection(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
+    injection.inject(engine, effort, injection.every(profile.stride, seed))
+    network.cut(engine, effort, verbs=VERBS[seed % profile.stride :: profile.stride])
 
 
 STAGES: Final = [
@@ -194,8 +203,25 @@ STAGES: Final = [
         lambda p: p.examples,
         "examples",
     ),
-    Stage("races", "threads that start together", _races, lambda p: p.rounds),
-    Stage("transactions", "handlers whose transaction breaks", _transactions, lambda p: 8, "handlers"),
+    Stage("races", "threads that start together", _races, lambda p: 2 * p.rounds),
+    Stage(
+        "transactions",
+        "handlers whose transaction breaks",
+        _on_store(stages.transactions),
+        lambda p: 8,
+        "handlers",
+    ),
+    Stage("guards", "higher, equal and lower fences", _on_store(event_stages.guards), lambda p: 50),
+    Stage("conflicts", "other payloads under the same id", _on_store(event_stages.conflicts), lambda p: 3),
+    Stage("clocks", "verbs late in a transaction", _on_store(event_stages.clocks), lambda p: 3),
+    Stage("plans", "claims while the planner is misled", _on_store(event_stages.plans), lambda p: 12),
+    Stage(
+        "injection",
+        "every verb with a statement refused, or its line cut",
+        _injection,
+        lambda p: 180 + 700 // p.stride,
+        f"points of failure in {len(VERBS)} verbs",
+    ),
 ]
 
 

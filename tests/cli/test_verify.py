@@ -11,7 +11,7 @@ from sqlalchemy import URL, Engine, inspect
 from fencedjobs import Store
 from fencedjobs.testing import verify
 from fencedjobs.testing.faults import planted
-from fencedjobs.testing.mistakes import FAULTS
+from fencedjobs.testing.planting import FAULTS
 from tests.cli.helpers import EACH_DATABASE, Answer, run
 
 TINY = verify.Profile(examples=3, steps=10, rounds=1, hunt=200)
