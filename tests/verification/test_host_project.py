@@ -173,7 +173,8 @@ def test_three_lines_check_the_contract_on_the_projects_own_database(
 
 @pytest.mark.parametrize("empty", ["sqlite"], indirect=True)
 def test_a_mistake_is_told_as_a_short_story(python: Path, project: Path, empty: Database) -> None:
-    code, out = checked(python, project, empty, PLANTED="attempts_counted_at_failure", EXAMPLES="50", STEPS="4")
+    how = {"PLANTED": "attempts_counted_at_failure", "EXAMPLES": "50", "STEPS": "4"}
+    code, out = checked(python, project, empty, **how)
     steps = [line for line in out.splitlines() if line.lstrip("E |").startswith("state.s")]
     assert code == 1, out
     assert "Disagreement" in out
