@@ -18,7 +18,7 @@ from fencedjobs.line import apart
 COMMIT: Final = "COMMIT"
 Call = Callable[[], Any]
 
-_NONSENSE: Final = "SELECT nothing FROM fj_no_such_table"
+_NONSENSE: Final = "FAIL AS ASKED FOR"
 
 
 class Way(Enum):

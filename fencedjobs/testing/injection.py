@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final, Protocol
 
 from sqlalchemy import Engine, select
@@ -75,11 +75,18 @@ def trials(engine: Engine) -> Iterator[Trials]:
     failing = Failing(engine)
     try:
         with host_tables(engine):
-            trial = Trials(failing, engine)
-            yield trial
-            trial.scene.clear()
+            yield from cleared(Trials(failing, engine))
     finally:
         failing.close()
+
+
+def cleared(trial: Trials) -> Iterator[Trials]:
+    """These trials, and no rows of theirs at the end."""
+    try:
+        yield trial
+    finally:
+        with suppress(Exception):  # what came before must come out
+            trial.scene.clear()
 
 
 class Line(Protocol):

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, event
 from fencedjobs import dialects
 from fencedjobs.errors import OutcomeUnknown
 from fencedjobs.testing.failing import COMMIT, Way
-from fencedjobs.testing.injection import Trials, Wanted, is_cut_commit
+from fencedjobs.testing.injection import Trials, Wanted, cleared, is_cut_commit
 from fencedjobs.testing.machines import Effort
 from fencedjobs.testing.model import Disagreement
 from fencedjobs.testing.proxy import Cut, Proxy, proxy
@@ -79,9 +79,7 @@ def proxied(engine: Engine) -> Iterator[Trials | None]:
         line = Proxied(engine, stack.enter_context(proxy(*place)))
         stack.callback(line.close)
         stack.enter_context(host_tables(engine))
-        trial = Trials(line, engine)
-        yield trial
-        trial.scene.clear()
+        yield from cleared(Trials(line, engine))
 
 
 def cut(
