@@ -24,6 +24,7 @@ from fencedjobs.models import Base, Job, Lock
 from fencedjobs.store import Store
 from fencedjobs.testing.machines import Effort, job_machine
 from fencedjobs.testing.model import Disagreement
+from fencedjobs.testing.ways import Way
 from fencedjobs.uow import UnitOfWork
 from fencedjobs.values import JobLease, JobState
 
@@ -56,8 +57,18 @@ def _require(holds: bool, otherwise: str) -> None:
 # --- the machine ----------------------------------------------------------------------------------
 
 
-def machine(store: Store, effort: Effort, *, examples: int = 200, start: int = 1) -> None:
-    """Random verbs, clocks and leases against the oracle, from a seed; not shrunk, to be quick."""
+def machine(
+    store: Store, effort: Effort, *, examples: int = 200, start: int = 1, way: Way | None = None
+) -> None:
+    """Random verbs, clocks and leases against the oracle, from a seed; not shrunk, to be quick.
+
+    ``way``: these steps before all others.
+    """
+    if way is not None:
+        walk(store, effort, way)
+        emptied(store)
+    if not examples:
+        return
     checked = seed(start)(job_machine(store))
     checked.effort = effort
     how = settings(
@@ -65,6 +76,17 @@ def machine(store: Store, effort: Effort, *, examples: int = 200, start: int = 1
         suppress_health_check=list(HealthCheck), print_blob=False,
     )  # fmt: skip
     run_state_machine_as_test(checked, settings=how)
+
+
+def walk(store: Store, effort: Effort, way: Way) -> None:
+    """These steps of the machine, on two jobs."""
+    job, steps = way
+    checked = job_machine(store)
+    checked.effort = effort
+    machine = checked()
+    machine.start(now=1000.0, joined=False, jobs=[{"id": "a", **job}, {"id": "b"}])
+    for one in steps:
+        machine.step(one)
 
 
 # --- races ----------------------------------------------------------------------------------------

@@ -12,78 +12,15 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, event
 
-from fencedjobs import Retry, Store
+from fencedjobs import Store
 from fencedjobs.testing import event_stages, faults, stages
 from fencedjobs.testing.faults import hunt, planted
-from fencedjobs.testing.machines import Effort, Past, Step, job_machine
+from fencedjobs.testing.machines import Effort
 from fencedjobs.testing.model import Disagreement
 from fencedjobs.testing.planting import FAULTS
+from fencedjobs.testing.ways import SHORTEST
 from tests.databases import Database
 
-LATEST, BEFORE = Past(0, None), Past(1, None)
-
-
-def step(verb: str, /, **arguments: Any) -> Step:
-    return Step(verb, arguments)
-
-
-def claim(ttl: float = 10.0) -> Step:
-    return step("claim_by_id", name="a", owner="A", ttl=ttl)
-
-
-def attempt(
-    end: str, *, wait: int | None = None, forged: str | None = None, retry: Retry | None = None
-) -> Step:
-    way = {"nth": 0, "owner": "A", "ttl": 10.0, "wait": wait, "forged": forged}
-    return step("attempt", **way, end=end, retry=retry, result=None)
-
-
-#: the jobs "a" (with these arguments) and "b", and the steps that lead to the fault
-SHORTEST: dict[str, tuple[dict[str, Any], list[Step]]] = {
-    "complete_by_id": ({}, [claim(1.0), step("creep", by=1.0), claim(), step(
-        "end", past=BEFORE, end="complete", retry=None, result=None
-    )]),
-    "complete_by_owner": ({}, [attempt("complete", forged="older")]),
-    "complete_by_fence": ({}, [attempt("complete", forged="owner")]),
-    "complete_many_by_id": ({}, [claim(), step("complete_many", pasts=[Past(0, "older")], results=False)]),
-    "complete_late": ({}, [attempt("complete", wait=1)]),
-    "release_by_owner": ({}, [attempt("release", forged="older")]),
-    "checkpoint_late": ({}, [attempt("checkpoint", wait=1)]),
-    "set_aside_by_id": ({}, [attempt("set_aside", forged="older")]),
-    "waits_since_the_last_attempt": ({}, [claim(1.0), step("creep", by=3.0), step(
-        "claim_next", owner="A", ttl=1.0, queue="default"
-    )]),
-    "checkpoint_of_another_payload": ({}, [
-        claim(), step("end", past=LATEST, end="checkpoint", retry=None, result=1),
-        step("operate", verb="quarantine", name="a", payload=None),
-        step("operate", verb="requeue", name="a", payload={"qty": 7}),
-    ]),
-    "renew_revives": ({}, [attempt("renew", wait=1)]),
-    "valid_at_the_end": ({}, [attempt("complete", wait=0)]),
-    "free_after_the_end": ({}, [claim(1.0), step("creep", by=1.0), claim()]),
-    "fence_reset_on_release": ({}, [attempt("release")]),
-    "fence_reset_on_quarantine": ({}, [claim(), step("operate", verb="quarantine", name="a", payload=None)]),
-    "fence_reset_on_requeue": ({}, [claim(), step("set_aside_and_requeue", name="a", verb="cancel")]),
-    "fence_lost_by_purge": ({}, [claim(), step("cancel_and_purge", name="a", ago=-1.0)]),
-    "fence_reset_on_revival": ({}, [claim(), step("cancel_and_purge", name="a", ago=-1.0)]),
-    "attempts_counted_at_failure": ({}, [claim()]),
-    "poison_is_not_capped": ({"max_attempts": 1}, [claim(1.0), step("creep", by=1.0), claim()]),
-    "lease_outlives_the_deadline": ({"deadline": 2.5}, [claim()]),
-    "promotion_keeps_the_owner": ({}, [claim(1.0), step("creep", by=1.0), step(
-        "claim_many", owner="A", ttl=1.0, limit=1, queue="default", kinds=("mail",)
-    )]),
-    "cancel_keeps_the_lease": ({}, [claim(), step("operate", verb="cancel", name="a", payload=None)]),
-    "priority_is_ignored": ({"priority": -1}, [step("claim_next", owner="A", ttl=1.0, queue="default")]),
-    "one_too_many": ({}, [step("claim_next", owner="A", ttl=1.0, queue="default")]),
-    "latest_due_first": ({"delay": 1.0}, [
-        step("enqueue", job={"id": "A", "delay": 2.0}, named=True), step("creep", by=3.0),
-        step("claim_next", owner="A", ttl=1.0, queue="default"),
-    ]),
-    "sweep_kills_the_living": ({"max_attempts": 1}, [claim(), step("sweep", limit=1)]),
-    "retry_beyond_its_bound": ({}, [attempt("fail", retry=Retry(jitter=False))]),
-    "lock_without_a_fence": ({}, [step("lock", name="cron", owner="A", ttl=1.0)]),
-    "enqueue_overwrites": ({}, [claim(), step("enqueue", job={"id": "a"}, named=True)]),
-}  # fmt: skip
 ALWAYS_AT_RANDOM = ("complete_by_id", "poison_is_not_capped", "cancel_keeps_the_lease")
 
 BY_MACHINE = [name for name, fault in FAULTS.items() if fault.stage == "machine"]
@@ -115,12 +52,8 @@ def quick(database: Database) -> Iterator[Store]:
 
 def walk(store: Store, name: str) -> None:
     """The shortest way to this fault, on the store and on the oracle."""
-    job, steps = SHORTEST[name]
-    machine = job_machine(store)()
     try:
-        machine.start(now=1000.0, joined=False, jobs=[{"id": "a", **job}, {"id": "b"}])
-        for one in steps:
-            machine.step(one)
+        stages.walk(store, Effort(), SHORTEST[name])
     finally:
         stages.emptied(store)
 
@@ -133,7 +66,16 @@ def test_the_shortest_way_to_a_fault_shows_it(name: str, quick: Store) -> None:
     walk(quick, name)
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_hunt_on_a_known_way_takes_a_few_steps(quick: Store) -> None:
+    for name in BY_MACHINE:
+        caught = hunt(name, quick, **faults.options(FAULTS[name], examples=0, start=1))
+        assert caught is not None, name
+        assert caught.effort.steps <= 5, name
+
+
 def found(name: str, store: Store) -> None:
+    """At random, where there is chance in it."""
     fault = FAULTS[name]
     caught = hunt(name, store)
     if fault.occurs_on(store):
