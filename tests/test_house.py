@@ -26,6 +26,8 @@ ORACLES = {
     "testing/outbox_model.py": {"errors", "values"},
     "testing/sequential.py": {"values"},
     "testing/linearize.py": {"testing"},
+    "testing/lease_model.py": {"errors", "values", "testing"},
+    "testing/queue_model.py": {"testing"},
 }
 
 #: The CLI loads the checker only when ``verify`` is called, and a sender only when ``relay`` needs it.

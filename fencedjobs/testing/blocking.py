@@ -6,9 +6,13 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy.util import greenlet_spawn
+
+from fencedjobs.aio import AsyncJoinedLeases, AsyncStoreLeases
+
+_PARTS: Final = (AsyncStoreLeases, AsyncJoinedLeases)  # what a verb gives that has verbs itself
 
 
 class Blocking:
@@ -33,7 +37,9 @@ class Blocking:
     def _resolved(self, answer: Any) -> Any:
         if hasattr(answer, "__aenter__"):
             return self._entered(answer)
-        return self._runner.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+        if inspect.isawaitable(answer):
+            return self._runner.run(_awaited(answer))
+        return Blocking(answer, self._runner) if isinstance(answer, _PARTS) else answer
 
     @contextmanager
     def _entered(self, manager: Any) -> Iterator[Any]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import Engine, event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from sqlalchemy.util import await_only
+
+from fencedjobs.errors import OutcomeUnknown
+from fencedjobs.testing.model import Disagreement
 
 BEFORE, AFTER = "before", "after"
 
@@ -73,3 +78,25 @@ def engine_of(store: Any) -> Engine:
     inner = getattr(store, "_inner", store)
     engine: Engine = getattr(inner, "sync_store", inner).transactions.engine
     return engine
+
+
+def severed(store: Any, when: str | None, call: Callable[[], Any]) -> tuple[Any, str | None]:
+    """The answer of a call to the store, and whether its connection was lost, `BEFORE` or `AFTER` a COMMIT.
+
+    `Disagreement` if the connection was lost and the call does not say that the outcome is unknown:
+    before COMMIT it may say as well that the database is gone.
+    """
+    if when is None or not can_cut(engine := engine_of(store)):
+        return call(), None
+    with Cut(engine, when) as cut:
+        try:
+            got = call()
+        except OutcomeUnknown:
+            return None, when
+        except DBAPIError as error:
+            if when == AFTER:
+                raise Disagreement(f"committed, and said to have failed: {error}") from error
+            return None, when
+    if cut.fired:
+        raise Disagreement(f"its connection was lost {when} COMMIT, and it answered {got!r}")
+    return got, None

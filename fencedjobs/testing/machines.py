@@ -31,18 +31,17 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sqlalchemy import Table, delete, select
-from sqlalchemy.exc import DBAPIError
 
-from fencedjobs.errors import InvalidValue, LeaseLost, OutcomeUnknown
+from fencedjobs.errors import InvalidValue, LeaseLost
 from fencedjobs.jobs import JoinedJobs
 from fencedjobs.models import Job, Lock, tables
 from fencedjobs.retry import Retry
-from fencedjobs.store import Store
 from fencedjobs.testing import pairs
 from fencedjobs.testing.blocking import Blocking
-from fencedjobs.testing.cuts import AFTER, BEFORE, Cut, can_cut, engine_of
+from fencedjobs.testing.cuts import AFTER, BEFORE, severed
 from fencedjobs.testing.model import Disagreement, JobModel, LockModel
 from fencedjobs.testing.pairs import Coverage
+from fencedjobs.transaction import Transaction
 from fencedjobs.values import JobLease, JobRecord, JobState, Lease
 
 NAMES: Final = ("a", "A", "a ", "\u00e1", "a\u0301")  # five different ids, whatever the collation
@@ -113,87 +112,91 @@ def _forge(lease: Any, how: str | None) -> Any:
     return replace(lease, fence=lease.fence + {"younger": 1, "older": -1}.get(how or "", 0))
 
 
-def _one_of(*values: Any) -> st.SearchStrategy[Any]:
+def one_of(*values: Any) -> st.SearchStrategy[Any]:
+    """Any of these values."""
     return st.sampled_from(values)
 
 
-_names, _values = _one_of(*NAMES), _one_of(*VALUES)
-_owners, _retries = _one_of(*OWNERS), _one_of(*RETRIES)
-_queues, _limits = _one_of("default", "default", "shop"), _one_of(1, 2, 3)
-_ttls = _one_of(1.0, 2.5, 10.0, 1e-6)
-_forged = _one_of(None, None, None, None, None, "owner", "younger", "older", "id")
-_leases = st.builds(Past, _one_of(0, 0, 0, 1, 1, 2, 3, 5), _forged)
-_ends = _one_of("complete", "complete", "fail", "release", "renew", "checkpoint", "set_aside")
-_few_leases = st.lists(_leases, max_size=4)
-_cuts = _one_of(*[None] * 8, BEFORE, AFTER)
+_names, _values = one_of(*NAMES), one_of(*VALUES)
+_owners, _retries = one_of(*OWNERS), one_of(*RETRIES)
+_queues, _limits = one_of("default", "default", "shop"), one_of(1, 2, 3)
+_ttls = one_of(1.0, 2.5, 10.0, 1e-6)
+_forged = one_of(None, None, None, None, None, "owner", "younger", "older", "id")
+past_leases = st.builds(Past, one_of(0, 0, 0, 1, 1, 2, 3, 5), _forged)
+_ends = one_of("complete", "complete", "fail", "release", "renew", "checkpoint", "set_aside")
+_few_leases = st.lists(past_leases, max_size=4)
+_cuts = one_of(*[None] * 8, BEFORE, AFTER)
 
 
 @st.composite
 def _new_jobs(draw: st.DrawFn) -> dict[str, Any]:
     """Arguments of enqueue; ``run_at`` and ``deadline`` count from now until the machine adds it."""
     job = {"id": draw(_names), "payload": draw(_values)}
-    job |= {"queue": draw(_queues), "kind": draw(_one_of(*KINDS))}
-    job |= {"priority": draw(_one_of(0, 5, -1)), "max_attempts": draw(_one_of(1, 1, 2, 3))}
-    job |= {"deadline": draw(_one_of(None, None, None, None, 10.0, 2.5, 1.0, 0.0))}
-    start = draw(_one_of(None, None, None, None, 0.0, 1.0, 2.5, -1.0))
-    by = "run_at" if start == -1.0 else draw(_one_of("run_at", "delay"))
+    job |= {"queue": draw(_queues), "kind": draw(one_of(*KINDS))}
+    job |= {"priority": draw(one_of(0, 5, -1)), "max_attempts": draw(one_of(1, 1, 2, 3))}
+    job |= {"deadline": draw(one_of(None, None, None, None, 10.0, 2.5, 1.0, 0.0))}
+    start = draw(one_of(None, None, None, None, 0.0, 1.0, 2.5, -1.0))
+    by = "run_at" if start == -1.0 else draw(one_of("run_at", "delay"))
     return {**job, by: start}
 
 
-def _step(verb: str, /, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
+def step_of(verb: str, /, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
+    """A step with drawn arguments."""
     return st.builds(Step, st.just(verb), st.fixed_dictionaries(arguments))
 
 
-_ATTEMPT: Final = _step(
-        "attempt", nth=_limits, owner=_owners, ttl=_ttls, wait=_one_of(None, -1, 0, 1),
-        forged=_one_of(None, None, None, "owner", "younger", "older"), end=_ends, retry=_retries,
+_ATTEMPT: Final = step_of(
+        "attempt", nth=_limits, owner=_owners, ttl=_ttls, wait=one_of(None, -1, 0, 1),
+        forged=one_of(None, None, None, "owner", "younger", "older"), end=_ends, retry=_retries,
         result=_values, cut=_cuts,
 )  # fmt: skip
 _CLAIMS: Final = [
-    _step("claim_by_id", name=_names, owner=_owners, ttl=_ttls),
-    _step("claim_next", owner=_one_of(None, *OWNERS), ttl=_ttls, queue=_queues),
-    _step(
+    step_of("claim_by_id", name=_names, owner=_owners, ttl=_ttls),
+    step_of("claim_next", owner=one_of(None, *OWNERS), ttl=_ttls, queue=_queues),
+    step_of(
         "claim_many", owner=_owners, ttl=_ttls, limit=_limits, queue=_queues,
-        kinds=_one_of(None, None, KINDS[:1], KINDS[1:], KINDS),
+        kinds=one_of(None, None, KINDS[:1], KINDS[1:], KINDS),
     ),
 ]  # fmt: skip
 _ENDS: Final = [
-    _step("end", past=_leases, end=_ends, retry=_retries, result=_values, cut=_cuts),
-    _step("renew_many", pasts=_few_leases, ttl=_ttls),
-    _step("complete_many", pasts=_few_leases, results=st.booleans()),
-    _step("completing", past=_leases, result=_values, job=_new_jobs(), breaks=_one_of(False, False, True)),
+    step_of("end", past=past_leases, end=_ends, retry=_retries, result=_values, cut=_cuts),
+    step_of("renew_many", pasts=_few_leases, ttl=_ttls),
+    step_of("complete_many", pasts=_few_leases, results=st.booleans()),
+    step_of(
+        "completing", past=past_leases, result=_values, job=_new_jobs(), breaks=one_of(False, False, True)
+    ),
 ]
 _CLOCK: Final = [
-    _step("creep", by=_one_of(1e-6, 0.25, 1.0)),
-    _step("jump", which=st.integers(0, 3), side=_one_of(0, 0, -1, 1)),
+    step_of("creep", by=one_of(1e-6, 0.25, 1.0)),
+    step_of("jump", which=st.integers(0, 3), side=one_of(0, 0, -1, 1)),
 ]
 _BACKWARDS: Final = [
-    _step("creep", by=_one_of(-1e-6, -0.25, -1.0, -10.0)),
-    _step("jump_back", which=st.integers(0, 3), side=_one_of(0, 0, -1, 1)),
+    step_of("creep", by=one_of(-1e-6, -0.25, -1.0, -10.0)),
+    step_of("jump_back", which=st.integers(0, 3), side=one_of(0, 0, -1, 1)),
 ]
 _LOST: Final = [
-    _step("lose", when=_one_of(BEFORE, AFTER), do=one)
+    step_of("lose", when=one_of(BEFORE, AFTER), do=one)
     for one in (
         *_CLAIMS, *_ENDS[1:],
-        _step("enqueue", job=_new_jobs(), named=st.just(True)),
-        _step("operate", verb=_one_of("cancel", "quarantine", "requeue"), name=_names, payload=_values),
-        _step("sweep", limit=_limits),
-        _step("purge", ago=_one_of(0.0, -1.0), limit=_limits, forget=st.booleans()),
+        step_of("enqueue", job=_new_jobs(), named=st.just(True)),
+        step_of("operate", verb=one_of("cancel", "quarantine", "requeue"), name=_names, payload=_values),
+        step_of("sweep", limit=_limits),
+        step_of("purge", ago=one_of(0.0, -1.0), limit=_limits, forget=st.booleans()),
     )
 ]  # fmt: skip
 _OTHERS: Final = [
-    _step("replay", verb=_one_of(*VERBS), met=_one_of(*CONDITIONS)),
+    step_of("replay", verb=one_of(*VERBS), met=one_of(*CONDITIONS)),
     st.one_of(*_LOST),
-    _step("enqueue", job=_new_jobs(), named=st.booleans()),
-    _step("enqueue_many", jobs=st.lists(_new_jobs(), max_size=4)),
-    _step("operate", verb=_one_of("cancel", "quarantine", "requeue"), name=_names, payload=_values),
-    _step("sweep", limit=_limits),
-    _step("purge", ago=_one_of(0.0, 1.0, -1.0), limit=_limits, forget=st.booleans()),
-    _step("cancel_and_purge", name=_names, ago=_one_of(-1.0, 0.0)),
-    _step("set_aside_and_requeue", name=_names, verb=_one_of("cancel", "quarantine"), payload=_values),
-    _step("leave_no_trace", job=_new_jobs(), name=_names, bad=_one_of(None, 0.0, -1.0, math.nan, math.inf)),
-    _step("lock", name=_one_of(*LOCKS), owner=_owners, ttl=_ttls),
-    _step("locked", past=_leases, verb=_one_of("renew", "release", "check")),
+    step_of("enqueue", job=_new_jobs(), named=st.booleans()),
+    step_of("enqueue_many", jobs=st.lists(_new_jobs(), max_size=4)),
+    step_of("operate", verb=one_of("cancel", "quarantine", "requeue"), name=_names, payload=_values),
+    step_of("sweep", limit=_limits),
+    step_of("purge", ago=one_of(0.0, 1.0, -1.0), limit=_limits, forget=st.booleans()),
+    step_of("cancel_and_purge", name=_names, ago=one_of(-1.0, 0.0)),
+    step_of("set_aside_and_requeue", name=_names, verb=one_of("cancel", "quarantine"), payload=_values),
+    step_of("leave_no_trace", job=_new_jobs(), name=_names, bad=one_of(None, 0.0, -1.0, math.nan, math.inf)),
+    step_of("lock", name=one_of(*LOCKS), owner=_owners, ttl=_ttls),
+    step_of("locked", past=past_leases, verb=one_of("renew", "release", "check")),
 ]
 _FORWARDS: Final = (
     _ATTEMPT, _ATTEMPT, _ATTEMPT, *_CLAIMS, *_CLAIMS, *_CLAIMS, *_ENDS, *_ENDS, *_CLOCK, *_CLOCK, *_OTHERS
@@ -235,7 +238,7 @@ class JobMachine(RuleBasedStateMachine):
             )
 
     @initialize(
-        now=_one_of(0.0, 1000.0, 1764000000.25), joined=st.booleans(),
+        now=one_of(0.0, 1000.0, 1764000000.25), joined=st.booleans(),
         jobs=st.lists(_new_jobs(), min_size=3, max_size=6),
     )  # fmt: skip
     def start(self, now: float, joined: bool, jobs: list[dict[str, Any]]) -> None:
@@ -269,14 +272,14 @@ class JobMachine(RuleBasedStateMachine):
         A call whose connection is lost has the answer that was lost, or none if nothing was done.
         """
         self._meets(verb, args[0] if args else None)
-        got, lost = self._cut(lambda: self._call(verb, args, kwargs))
+        got, lost = severed(self.store, self.cut, lambda: self._call(verb, args, kwargs))
         self._read()
         if lost == BEFORE:
             self._compare(verb, None, None)
             return None
         if verb.startswith("enqueue"):
             kwargs["answer"] = [] if lost else got
-        want = _answer(getattr(self.model, verb), *args, **kwargs)
+        want = answer_of(getattr(self.model, verb), *args, **kwargs)
         self._compare(verb, None if lost else got, None if lost else want)
         got = want if lost else got
         answers = got if isinstance(got, list) else [got]
@@ -288,25 +291,7 @@ class JobMachine(RuleBasedStateMachine):
 
     def _call(self, verb: str, args: Any, kwargs: Any) -> Any:
         with self._doing(verb) as jobs:
-            return _answer(getattr(jobs, verb), *args, **kwargs)
-
-    def _cut(self, call: Callable[[], Any]) -> tuple[Any, str | None]:
-        """The answer, and whether the connection was lost, `BEFORE` or `AFTER` the COMMIT."""
-        when = self.cut
-        if when is None or not can_cut(engine_of(self.store)):
-            return call(), None
-        with Cut(engine_of(self.store), when) as cut:
-            try:
-                got = call()
-            except OutcomeUnknown:
-                return None, when
-            except DBAPIError as error:  # the driver knows that COMMIT was not sent
-                if when == AFTER:
-                    raise Disagreement(f"committed, and said to have failed: {error}") from error
-                return None, when
-        if cut.fired:
-            raise Disagreement(f"its connection was lost {when} COMMIT, and it answered {got!r}")
-        return got, None
+            return answer_of(getattr(jobs, verb), *args, **kwargs)
 
     def _meets(self, verb: str, given: Any) -> None:
         """Count in which condition the leases are that the verb gets."""
@@ -324,13 +309,7 @@ class JobMachine(RuleBasedStateMachine):
 
     def _read(self) -> None:
         """Read the jobs, in a transaction that has not written them."""
-        if isinstance(self.store, Blocking):
-            self.store.sync(self._read_by)
-        else:
-            self._read_by(self.store)
-
-    def _read_by(self, store: Store) -> None:
-        store.run(lambda tx: self._look(JoinedJobs(tx), tx), reading=True)
+        read(self.store, lambda tx: self._look(JoinedJobs(tx), tx))
 
     def _look(self, jobs: Any, connection: Any) -> None:
         """By ``get`` all that have changed; a row without a change was read before."""
@@ -344,11 +323,11 @@ class JobMachine(RuleBasedStateMachine):
     def _compare(self, verb: str, got: Any, want: Any) -> None:
         """All rows, then the answers."""
         self.model.agree(self.seen)
-        _same("counts", self.counts, self.model.counts())
+        same("counts", self.counts, self.model.counts())
         if isinstance(got, LeaseLost) and isinstance(want, LeaseLost):
-            _same(f"the row told with LeaseLost by {verb}", got.current, self.seen.get(got.held.id))
+            same(f"the row told with LeaseLost by {verb}", got.current, self.seen.get(got.held.id))
             got, want = (got.held, got.completed), (want.held, want.completed)
-        _same(verb, got, want)
+        same(verb, got, want)
 
     def _at(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """The job with its instants counted from now."""
@@ -366,7 +345,7 @@ class JobMachine(RuleBasedStateMachine):
         jobs, locks = self.model.rows.values(), self.lock_model.rows.values()
         ends = {row.until for row in jobs} | {row.deadline or 0.0 for row in jobs}
         ends |= {row.until for row in locks}
-        ahead = sorted(stop for end in ends - {0.0} if (stop := _beside(end, side)) > self.now)
+        ahead = sorted(stop for end in ends - {0.0} if (stop := beside(end, side)) > self.now)
         if ahead:
             self.now = ahead[min(which, len(ahead) - 1)]
 
@@ -374,7 +353,7 @@ class JobMachine(RuleBasedStateMachine):
         """Time comes again to the very end of a lease, a wait or a deadline, or next to it."""
         ends = {end for row in self.model.rows.values() for end in (row.until, row.deadline) if end}
         ends |= {lease.until for lease in self.leases}
-        behind = sorted((stop for end in ends if (stop := _beside(end, side)) < self.now), reverse=True)
+        behind = sorted((stop for end in ends if (stop := beside(end, side)) < self.now), reverse=True)
         if behind:
             self.now = behind[min(which, len(behind) - 1)]
 
@@ -416,7 +395,7 @@ class JobMachine(RuleBasedStateMachine):
         lease = self.claim_by_id(free[nth % len(free)], owner, ttl)
         if lease is not None:
             if wait is not None:
-                self.now = max(self.now, _beside(lease.until, wait))
+                self.now = max(self.now, beside(lease.until, wait))
             self.end(Past(0, forged), end, retry, result, cut)
 
     # --- the end of an attempt --------------------------------------------------------------------
@@ -431,7 +410,7 @@ class JobMachine(RuleBasedStateMachine):
 
     def _became(self, lease: JobLease) -> None:
         self._meets("outcome", lease)
-        _same("outcome", self.store.outcome(lease), self.model.outcome(lease))
+        same("outcome", self.store.outcome(lease), self.model.outcome(lease))
 
     def _end(self, lease: JobLease, end: str, retry: Retry | None, result: Any) -> None:
         if end == "complete":
@@ -473,9 +452,11 @@ class JobMachine(RuleBasedStateMachine):
 
     def _completing(self, lease: JobLease, result: Any, job: dict[str, Any], breaks: bool) -> None:
         self._meets("completing", lease)
-        got, lost = self._cut(lambda: _answer(self._complete_with, lease, result, job, breaks))
+        got, lost = severed(
+            self.store, self.cut, lambda: answer_of(self._complete_with, lease, result, job, breaks)
+        )
         self._read()
-        want = None if lost == BEFORE else _answer(self._expect_with, lease, result, job, breaks)
+        want = None if lost == BEFORE else answer_of(self._expect_with, lease, result, job, breaks)
         if isinstance(got, LeaseLost) and job.get("id") == lease.id:  # it tells the row as the block made it
             got.current = self.seen.get(lease.id)
         self._compare("completing", None if lost else got, None if lost else want)
@@ -484,12 +465,12 @@ class JobMachine(RuleBasedStateMachine):
         with self.store.completing(lease, result=result, now=self.now) as uow:
             added = uow.jobs.enqueue(**job)
             if breaks:
-                raise _Broken
+                raise Broken
         return added
 
     def _expect_with(self, lease: JobLease, result: Any, job: dict[str, Any], breaks: bool) -> Any:
         if breaks:
-            raise _Broken
+            raise Broken
         self.model.complete(lease, result, now=self.now)
         return self.model.enqueue(**job)
 
@@ -519,7 +500,7 @@ class JobMachine(RuleBasedStateMachine):
         if met in (pairs.AT_ITS_END, pairs.STALE):
             self.now = lease.until
         elif met == pairs.EXPIRED:
-            self.now = _beside(lease.until, 1)
+            self.now = beside(lease.until, 1)
         if met == pairs.STALE:
             self.claim_by_id(lease.id, lease.owner, 10.0)
         elif met == pairs.OTHER_OWNER:
@@ -534,7 +515,7 @@ class JobMachine(RuleBasedStateMachine):
         elif met == pairs.GIVEN_BACK:
             self._end(lease, "release", Retry(), None)
         if met == pairs.PURGED:
-            self.both("purge", before=_beside(self.now, 1))
+            self.both("purge", before=beside(self.now, 1))
         self._use(verb, lease)
 
     def _afresh(self, name: str, owner: str = "A") -> JobLease:
@@ -592,14 +573,14 @@ class JobMachine(RuleBasedStateMachine):
     def leave_no_trace(self, job: dict[str, Any], name: str, bad: float | None) -> None:
         """A transaction that fails, or an argument that is refused, changes nothing."""
         if bad is None:
-            with suppress(_Broken), self.store.begin() as uow:
+            with suppress(Broken), self.store.begin() as uow:
                 uow.jobs.enqueue(**self._at(job), now=self.now)
                 uow.jobs.cancel(name, now=self.now)
-                raise _Broken
+                raise Broken
         else:
             claims = (partial(self.store.claim, "A", id=name), partial(self.store.locks.claim, "cron", "A"))
             for claim in claims:
-                _same(f"ttl={bad!r}", type(_answer(claim, ttl=bad, now=self.now)), InvalidValue)
+                same(f"ttl={bad!r}", type(answer_of(claim, ttl=bad, now=self.now)), InvalidValue)
         self._read()
         self._compare("nothing", None, None)
 
@@ -617,35 +598,43 @@ class JobMachine(RuleBasedStateMachine):
             self._both_locks(verb, lease, **arguments[verb])
 
     def _both_locks(self, verb: str, *args: Any, **kwargs: Any) -> None:
-        got = _answer(getattr(self.store.locks, verb), *args, **kwargs)
-        want = _answer(getattr(self.lock_model, verb), *args, **kwargs)
+        got = answer_of(getattr(self.store.locks, verb), *args, **kwargs)
+        want = answer_of(getattr(self.lock_model, verb), *args, **kwargs)
         self.lock_model.agree({name: self.store.locks.get(name) for name in LOCKS})
         if isinstance(got, LeaseLost) and isinstance(want, LeaseLost):
             got, want = (got.held, got.current), (want.held, want.current)
-        _same(verb, got, want)
+        same(verb, got, want)
         self.locks += [got] if isinstance(got, Lease) else []
 
 
-class _Broken(Exception):
+class Broken(Exception):
     """What the handler of an example raises."""
 
 
-def _answer(verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def answer_of(verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What the verb returned, or raised as its answer."""
     try:
         return verb(*args, **kwargs)
     except (LeaseLost, InvalidValue) as refused:
         return refused
-    except _Broken:
-        return _Broken
+    except Broken:
+        return Broken
 
 
-def _same(what: str, got: Any, want: Any) -> None:
+def read(store: Any, work: Callable[[Transaction], Any]) -> Any:
+    """What ``work`` answers in a transaction that has written nothing."""
+    if isinstance(store, Blocking):
+        return store.sync(lambda core: core.run(work, reading=True))
+    return store.run(work, reading=True)
+
+
+def same(what: str, got: Any, want: Any) -> None:
+    """Raise `Disagreement` unless the store's answer is the oracle's."""
     if got != want:
         raise Disagreement(f"{what}: got {got!r}, expected {want!r}")
 
 
-def _beside(instant: float, side: int) -> float:
+def beside(instant: float, side: int) -> float:
     """The instant itself, or the number before or after it."""
     return math.nextafter(instant, math.copysign(math.inf, side)) if side else instant
 

@@ -11,6 +11,7 @@ from fencedjobs.values import JobState, Lease
 LIVE, AT_ITS_END, EXPIRED = "live", "at its end", "expired"
 STALE, OTHER_OWNER, OTHER_ID, GIVEN_BACK = "stale fence", "other owner", "other id", "given back"
 DONE, PURGED, QUARANTINED, CANCELLED, ABSENT = "done", "purged", "quarantined", "cancelled", "no row"
+CLOSED = "not open"  # by the condition of a host's own table
 
 _ENDED: Final = {
     JobState.DONE: DONE, JobState.PURGED: PURGED, JobState.QUARANTINED: QUARANTINED,
@@ -47,6 +48,8 @@ class Coverage:
             return ABSENT
         if (ended := _ENDED.get(getattr(row, "state", None))) is not None:  # type: ignore[arg-type]
             return ended
+        if not getattr(row, "open", True):
+            return CLOSED
         if (row.owner, row.fence) == (lease.owner, lease.fence):
             return LIVE if now < row.until else AT_ITS_END if now == row.until else EXPIRED
         if self._of_another(lease):
