@@ -27,9 +27,12 @@ from fencedjobs.cli.trouble import REFUSED, Trouble, hush
 @click.option("--faults", is_flag=True, help="Look for each planted fault, too: every one must be caught.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.html",
               help="Write a page, and FILE.json beside it.")  # fmt: skip
+@click.option("--verbose", is_flag=True, help="Print which verb has met a lease in which condition, too.")
 @common
 @pass_settings
-def verify(settings: Settings, profile: str, seed: int | None, faults: bool, report: Path | None) -> None:
+def verify(
+    settings: Settings, profile: str, seed: int | None, faults: bool, report: Path | None, verbose: bool
+) -> None:
     """Check the contract on your database, server and driver.
 
     Everything happens in a schema of its own (a database on MariaDB, a file on SQLite), which is made
@@ -43,7 +46,7 @@ def verify(settings: Settings, profile: str, seed: int | None, faults: bool, rep
         verdict = checked.verify(engine, profile=profile, seed=seed, faults=faults, watch=watch)
     if report is not None:
         _write(report, verdict)
-    emit(settings, verdict.facts(), lambda: _print(verdict))
+    emit(settings, verdict.facts(), lambda: _print(verdict, verbose))
     if not verdict.passed:
         raise click.exceptions.Exit(REFUSED)
 
@@ -97,7 +100,7 @@ def _write(report: Path, verdict: Any) -> None:
         raise Trouble(f"the report cannot be written: {report}: {error.strerror}") from None
 
 
-def _print(verdict: Any) -> None:
+def _print(verdict: Any, verbose: bool) -> None:
     out = console()
     out.print(", ".join(f"{name} {safe(value)}" for name, value in verdict.database.items()), soft_wrap=True)
     rows = [
@@ -110,5 +113,18 @@ def _print(verdict: Any) -> None:
             out.print(f"\n{result.stage}: how it failed", style="bold red")
             for line in result.story.splitlines():
                 out.print(safe(line), soft_wrap=True)
+    if verbose:
+        _print_pairs(verdict)
     word = "passed" if verdict.passed else "FAILED"
     out.print(f"{word}: profile {verdict.profile}, seed {verdict.seed}", style="bold")
+
+
+def _print_pairs(verdict: Any) -> None:
+    """How often each verb was called with a lease in each condition."""
+    from fencedjobs.testing.pairs import as_table
+
+    out = console()
+    for result in verdict.results:
+        if result.pairs is not None:
+            out.print(f"\n{result.stage}: how often each verb met which lease", style="bold")
+            out.print(as_table(result.pairs), soft_wrap=True)

@@ -86,6 +86,7 @@ class Effort:
     examples: int = 0
     steps: int = 0
     failed: bool = False
+    coverage: Coverage | None = None  #: which verb has met which lease, of machines that count it
 
     def __str__(self) -> str:
         return f"{self.examples} examples, {self.steps} steps" if self.steps else f"{self.examples} rounds"

@@ -15,15 +15,20 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import seed as seeded
 from hypothesis.stateful import run_state_machine_as_test
 from sqlalchemy import Engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from fencedjobs.dialects import server
+from fencedjobs.models import LeaseMixin
 from fencedjobs.store import Store
-from fencedjobs.testing import event_stages, injection, network, stages
+from fencedjobs.testing import event_stages, injection, lease_machines, machines, network, stages
 from fencedjobs.testing.faults import hunt, options
 from fencedjobs.testing.home import own_home
+from fencedjobs.testing.lease_machines import lease_machine
 from fencedjobs.testing.machines import Effort, job_machine
 from fencedjobs.testing.outbox_machines import outbox_machine
 from fencedjobs.testing.planting import FAULTS, Fault, Look
+from fencedjobs.testing.queue import StoreQueue
+from fencedjobs.testing.queue_machines import queue_machine
 from fencedjobs.testing.scene import VERBS
 
 _PACKAGES: Final = ("fencedjobs", "sqlalchemy", "alembic", "hypothesis")
@@ -59,6 +64,7 @@ class Result:
     seconds: float = 0.0
     passed: bool = False
     story: str = ""
+    pairs: dict[str, dict[str, int]] | None = None  #: how often a verb met a lease in each condition
 
 
 @dataclass
@@ -117,6 +123,7 @@ def verify(
             with _judged(result):
                 stage.run(home.engine, chosen, start, effort)
             result.tried = str(effort) if effort.steps else f"{effort.examples} {stage.unit}"
+            result.pairs = None if effort.coverage is None else effort.coverage.facts()
             verdict.results.append(result)
         if faults:
             verdict.results += _hunts(Store(home.engine), chosen, start, watch)
@@ -152,17 +159,61 @@ def _version(package: str) -> str:
 # --- the stages -----------------------------------------------------------------------------------
 
 
-def _how(profile: Profile) -> settings:
+def _how(profile: Profile, part: int = 1) -> settings:
     return settings(
-        max_examples=profile.examples, stateful_step_count=profile.steps, deadline=None, database=None,
-        phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck), print_blob=False,
+        max_examples=max(1, profile.examples // part), stateful_step_count=profile.steps, deadline=None,
+        database=None, phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck),
+        print_blob=False,
     )  # fmt: skip
 
 
 def _jobs(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
+    """First each verb with each lease, then what chance brings."""
     machine = seeded(seed)(job_machine(Store(engine)))
-    machine.effort = effort
+    machine.effort, effort.coverage = effort, machine.coverage
+    machines.every_pair(machine)
     run_state_machine_as_test(machine, settings=_how(profile))
+
+
+def _backwards(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
+    machine = seeded(seed)(job_machine(Store(engine), backwards=True))
+    machine.effort, effort.coverage = effort, machine.coverage
+    run_state_machine_as_test(machine, settings=_how(profile, part=4))
+
+
+class _Host(DeclarativeBase):
+    pass
+
+
+class _Thing(LeaseMixin, _Host):
+    """A table as a host has it, with a condition of its own."""
+
+    __tablename__ = "fj_verify_things"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    done: Mapped[int] = mapped_column(default=0)
+
+
+def _leases(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
+    machine = seeded(seed)(
+        lease_machine(Store(engine), _Thing, open=_Thing.done == 0, values={"done": [0, 1]})
+    )
+    machine.effort, effort.coverage = effort, machine.coverage
+    _Host.metadata.create_all(engine)
+    try:
+        lease_machines.every_pair(machine)
+        run_state_machine_as_test(machine, settings=_how(profile, part=2))
+    finally:
+        _Host.metadata.drop_all(engine)
+
+
+def _queue(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
+    machine = seeded(seed)(queue_machine(StoreQueue(store := Store(engine))))
+    machine.effort = effort
+    try:
+        run_state_machine_as_test(machine, settings=_how(profile, part=4))
+    finally:
+        stages.emptied(store)
 
 
 def _outbox(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
@@ -197,6 +248,9 @@ def _injection(engine: Engine, profile: Profile, seed: int, effort: Effort) -> N
 
 STAGES: Final = [
     Stage("jobs", "random verbs, clocks and leases against the oracle", _jobs, lambda p: p.examples),
+    Stage("backwards", "the same with a clock that goes back", _backwards, lambda p: p.examples // 4),
+    Stage("leases", "leases on a host's own table against the oracle", _leases, lambda p: p.examples // 2),
+    Stage("queue", "the five verbs of any queue", _queue, lambda p: p.examples // 4),
     Stage(
         "outbox",
         "events, relays that die, inbox against the oracle",

@@ -48,6 +48,18 @@ def test_every_stage_is_run_and_nothing_is_left_behind(engine: Engine, url: URL,
     assert Store(engine).get("somebody's") is not None
 
 
+def test_what_each_verb_has_met_is_printed_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pair is met by any profile: the first example of the machines calls them one by one."""
+    monkeypatch.setattr(verify, "STAGES", [s for s in verify.STAGES if s.name in ("jobs", "leases")])
+    quiet, told = (run("verify", "--seed", "7", *more, url="sqlite://") for more in ((), ("--verbose",)))
+    heading = "jobs: how often each verb met which lease"
+    assert (heading in told.out, heading in quiet.out) == (True, False), told.out
+    facts = run("verify", "--seed", "7", "--json", url="sqlite://").json()
+    for stage in ("jobs", "leases"):
+        pairs = next(result["pairs"] for result in facts["results"] if result["stage"] == stage)
+        assert all(count > 0 for met in pairs.values() for count in met.values()), pairs
+
+
 def failing() -> Answer:
     with planted("complete_by_id"):
         return run("verify", "--seed", "1", "--json", url="sqlite://")
