@@ -23,6 +23,7 @@ from fencedjobs.store import Store
 from fencedjobs.testing import event_stages, injection, lease_machines, machines, network, stages
 from fencedjobs.testing.faults import hunt, options
 from fencedjobs.testing.home import own_home
+from fencedjobs.testing.inbox_machines import inbox_machine
 from fencedjobs.testing.lease_machines import lease_machine
 from fencedjobs.testing.machines import Effort, job_machine
 from fencedjobs.testing.outbox_machines import outbox_machine
@@ -207,6 +208,12 @@ def _leases(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None
         _Host.metadata.drop_all(engine)
 
 
+def _inbox(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
+    machine = seeded(seed)(inbox_machine(Store(engine)))
+    machine.effort = effort
+    run_state_machine_as_test(machine, settings=_how(profile, part=2))
+
+
 def _queue(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
     machine = seeded(seed)(queue_machine(StoreQueue(store := Store(engine))))
     machine.effort = effort
@@ -250,6 +257,7 @@ STAGES: Final = [
     Stage("jobs", "random verbs, clocks and leases against the oracle", _jobs, lambda p: p.examples),
     Stage("backwards", "the same with a clock that goes back", _backwards, lambda p: p.examples // 4),
     Stage("leases", "leases on a host's own table against the oracle", _leases, lambda p: p.examples // 2),
+    Stage("inbox", "messages and fences of a receiver against the oracle", _inbox, lambda p: p.examples // 2),
     Stage("queue", "the five verbs of any queue", _queue, lambda p: p.examples // 4),
     Stage(
         "outbox",
