@@ -42,7 +42,7 @@ def open_engine(settings: Settings, *, create: bool = False) -> Engine:
 def open_beside(settings: Settings) -> Engine:
     """An engine on the chosen server, for a place of its own there; of a file only the kind matters."""
     url = parsed(settings.chosen_url())
-    engine = make_engine(url.set(database=None) if _is_file(url) else url)
+    engine = make_engine(url.set(database="") if _is_file(url) else url)  # None would leave it as it is
     click.get_current_context().call_on_close(engine.dispose)
     return engine
 
