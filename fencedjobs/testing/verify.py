@@ -22,6 +22,7 @@ from fencedjobs.models import LeaseMixin
 from fencedjobs.store import Store
 from fencedjobs.testing import event_stages, injection, lease_machines, machines, network, stages
 from fencedjobs.testing.faults import hunt, options
+from fencedjobs.testing.history import histories
 from fencedjobs.testing.home import own_home
 from fencedjobs.testing.inbox_machines import inbox_machine
 from fencedjobs.testing.lease_machines import lease_machine
@@ -45,12 +46,15 @@ class Profile:
     hunt: int  #: examples in which a planted fault must show
     known: bool = True  #: the way to a fault of jobs, where it is the shortest; else all is chance
     stride: int = 8  #: of the operations that can fail, each so-many-th does
+    histories: tuple[int, int, int] = (4, 4, 40)  #: of concurrent calls: how many, clients, calls of each
 
 
 PROFILES: Final = {
     "quick": Profile(examples=25, steps=40, rounds=20, hunt=200),
-    "ci": Profile(examples=200, steps=50, rounds=200, hunt=300, stride=2),
-    "nightly": Profile(examples=10_000, steps=50, rounds=5_000, hunt=1_000, known=False, stride=1),
+    "ci": Profile(examples=200, steps=50, rounds=200, hunt=300, stride=2, histories=(40, 4, 100)),
+    "nightly": Profile(
+        examples=10_000, steps=50, rounds=5_000, hunt=1_000, known=False, stride=1, histories=(1_000, 8, 200)
+    ),
 }
 
 
@@ -237,6 +241,11 @@ def _races(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
     stages.emptied(store)
 
 
+def _histories(engine: Engine, profile: Profile, seed: int, effort: Effort) -> None:
+    number, clients, calls = profile.histories
+    histories(Store(engine), effort, number=number, clients=clients, calls=calls, seed=seed)
+
+
 def _on_store(look: Look) -> Callable[[Engine, Profile, int, Effort], None]:
     """A stage of one size."""
 
@@ -265,6 +274,13 @@ STAGES: Final = [
         _outbox,
         lambda p: p.examples,
         "examples",
+    ),
+    Stage(
+        "histories",
+        "calls of many clients at once, of which some order must fit the contract",
+        _histories,
+        lambda p: p.histories[0],
+        "histories",
     ),
     Stage("races", "threads that start together", _races, lambda p: 2 * p.rounds),
     Stage(
