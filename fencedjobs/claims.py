@@ -118,7 +118,11 @@ class Jobs(JoinedJobs):
         ]
 
     def locked(self, leases: Iterable[JobLease]) -> list[JobLease]:
-        """Those whose rows somebody else has locked at this moment; the others are locked from now on."""
+        """Those whose rows somebody else has locked at this moment; the others are locked from now on.
+
+        From now on this transaction waits for no lock: a scan may meet rows that it does not ask for.
+        """
+        self._tx.waits = False
         return locked_among(self._tx, self._jobs, list(leases))
 
     def renew_free(

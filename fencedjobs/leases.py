@@ -427,14 +427,16 @@ def _many_listed(leased: Leased, change: Change, size: int, returning: bool) -> 
 
 
 @remembered
-def _locked_listed(leased: Leased, change: Change) -> Select[Any]:
+def _locked_listed(leased: Leased, change: Change, waits: bool) -> Select[Any]:
     held = select(leased.key, leased.owner, leased.fence)
-    return held.where(guard(leased, LISTED, change.now)).with_for_update()
+    return held.where(guard(leased, LISTED, change.now)).with_for_update(skip_locked=not waits)
 
 
 @remembered
 def _read_listed(leased: Leased, change: Change) -> Select[Any]:
-    return select(*change.returning).where(guard(leased, LISTED, change.now)).with_for_update()
+    # What was written is locked by this transaction; in a small table, which is scanned, the rest is not.
+    read = select(*change.returning).where(guard(leased, LISTED, change.now))
+    return read.with_for_update(skip_locked=True)
 
 
 def _many_in_steps(
@@ -445,7 +447,7 @@ def _many_in_steps(
     if not change.ends:
         tx.execute(writing, parameters)
         return tx.execute(_read_listed(leased, change), parameters).all()
-    held = tx.execute(_locked_listed(leased, change), parameters).all()
+    held = tx.execute(_locked_listed(leased, change, tx.waits), parameters).all()
     if held:
         these = {"held_ids": [row[0] for row in held], "held": [tuple(row) for row in held]}
         changed = tx.execute(writing, {**parameters, **these}).rowcount

@@ -23,7 +23,7 @@ from fencedjobs.store import Store
 from fencedjobs.transaction import Transaction
 from fencedjobs.values import JobLease, JobState, Outcome
 
-_LOCKED: Final = 0.2  # seconds until a row that somebody had locked is looked at again
+_LOCKED: Final = 0.05  # seconds until a row that somebody had locked is looked at again
 _BATCH: Final = 200  # endings in one round
 _REFUSALS: Final = 3  # by the database itself, of one completion alone, before it counts as a failure
 
@@ -294,8 +294,7 @@ class Settler:
 
     def _wait_for(self, item: _Item) -> None:
         """Somebody has locked the row, as an operator's open transaction does: the others do not wait."""
-        item.tries += 1
-        if item.attempt.remaining > 0 and not self._stopped:
+        if self._may_try(item):
             self._later.append((clock() + _LOCKED, item))
         else:
             self._end(item, refused=True)
@@ -329,12 +328,17 @@ class Settler:
 
     def _try_again(self, item: _Item, error: Exception) -> None:
         self._trouble(error)
-        item.tries += 1
-        item.until = min(item.until, clock() + self._ttl)
-        if min(item.attempt.ends, item.until) > clock() and not self._stopped:
+        if self._may_try(item):
             self._again.append(item)
         else:
             self._end(item, refused=True)
+
+    def _may_try(self, item: _Item) -> bool:
+        """Whether it is worth another try: for as long as the lease lasts, or a job can be given back."""
+        item.tries += 1
+        item.until = min(item.until, clock() + self._ttl)
+        ends = item.until if isinstance(item.ending, GivenBack) else min(item.attempt.ends, item.until)
+        return ends > clock() and not self._stopped
 
     def _trouble(self, error: Exception) -> None:
         if not self._backoff.wait:

@@ -54,6 +54,7 @@ class Transaction:
         self._notify = notify
         self.session = session
         self.subject: Any = None
+        self.waits = True  #: whether its locking reads wait for rows that others have locked
 
     @classmethod
     def of_session(

@@ -38,6 +38,7 @@ from fencedjobs.testing.machines import (
     read,
     same,
     step_of,
+    walk,
 )
 from fencedjobs.testing.model import Disagreement
 from fencedjobs.testing.pairs import Coverage
@@ -300,7 +301,7 @@ def every_pair(machine: type[LeaseMachine]) -> None:
         walking.start(now=1000.0)
         for verb in VERBS:
             for met in machine.coverage.conditions:
-                walking.step(Step("replay", {"verb": verb, "met": met}))
+                walk(walking, Step("replay", {"verb": verb, "met": met}))
     finally:
         walking.teardown()
     if machine.coverage.missing:

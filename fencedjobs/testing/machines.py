@@ -691,6 +691,15 @@ def every_pair(machine: type[JobMachine], *, joined: bool = False) -> None:
         walking.start(now=1000.0, joined=joined, jobs=[])
         for verb in VERBS:
             for met in CONDITIONS:
-                walking.step(Step("replay", {"verb": verb, "met": met}))
+                walk(walking, Step("replay", {"verb": verb, "met": met}))
     finally:
         walking.teardown()
+
+
+def walk(machine: Any, step: Step) -> None:
+    """Take a step that no example of Hypothesis tells of, so that an error tells it."""
+    try:
+        machine.step(step)
+    except Exception as error:
+        error.add_note(f"state.step(do={step!r})")
+        raise

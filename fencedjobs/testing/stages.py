@@ -92,7 +92,7 @@ def walk(store: Store, effort: Effort, way: Way) -> None:
 # --- races ----------------------------------------------------------------------------------------
 
 
-def races(store: Store, effort: Effort, *, rounds: int = 30) -> None:
+def races(store: Store, effort: Effort, *, rounds: int = 150) -> None:
     """Threads that start together, on what only one of them may have."""
     with ThreadPoolExecutor(THREADS) as pool:
         for number in range(rounds):

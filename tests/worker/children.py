@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -244,7 +244,8 @@ class Child:
         return self.process.pid
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
+        with suppress(ProcessLookupError):  # it has ended by itself meanwhile
+            os.kill(self.pid, number)
 
     @property
     def lines(self) -> list[dict[str, Any]]:
