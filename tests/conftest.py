@@ -11,6 +11,7 @@ What is missing skips its tests, and the summary says so loudly; with ``CI`` set
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +28,12 @@ from tests.servers import Servers
 
 _SERVERS = pytest.StashKey[Servers]()
 _ABSENT = "NO SERVER: "
+
+
+def pytest_configure() -> None:
+    """A run in the background has SIGINT ignored, and so would the children that tests interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

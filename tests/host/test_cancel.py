@@ -45,6 +45,7 @@ async def claims(store: AsyncStore, lease: JobLease, number: int) -> None:
 
 async def renews(store: AsyncStore, lease: JobLease, number: int) -> None:
     await store.renew(lease, ttl=900)
+    await store.checkpoint(lease, {"page": number})
     await store.enqueue_many([{"id": f"{lease.id} many {n}"} for n in range(3)])
 
 
