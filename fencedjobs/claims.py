@@ -71,6 +71,14 @@ class Jobs(JoinedJobs):
             return Again.AT_ONCE
         return Again.SOON if self._contended(wanted) else []
 
+    def may_claim(self, queue: str, kinds: Iterable[str], now: float | None = None) -> bool:
+        """Whether a claim could find something, told by reading alone."""
+        instant = self._tx.now(now)
+        wanted = {"in_queue": queue, "kinds": list(kinds)}
+        ready, due = sql.claimable_apart(self._jobs, instant is not None, True)
+        found = self._tx.execute(ready, wanted).first()
+        return (found or self._tx.execute(due, wanted | at(instant)).first()) is not None
+
     def _promote(self, wanted: Mapping[str, Any], limit: int) -> int:
         # One index serves both states where there are partial ones; else each state has its own range.
         together = self._tx.capabilities.partial_indexes

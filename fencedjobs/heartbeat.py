@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from threading import Event
 from typing import Final
 
@@ -34,6 +35,10 @@ class Heartbeat:
 
     def run(self, line: Line) -> None:
         """Renew until `stop`."""
+        with suppress(Exception):  # what keeps it from connecting will be told with the first beat
+            line.call(
+                lambda store: store.run(lambda tx: None, reading=True)
+            )  # the first beat need not connect
         pause = self._ttl / BEATS
         while not self._stopped.wait(pause):
             pause = self._beat(line)

@@ -176,9 +176,20 @@ def bury_ready(jobs: Leased, given: bool) -> Transition:
 
 @remembered
 def claimable(jobs: Leased, given: bool, chosen: bool) -> Select[Any]:
-    c, now = jobs.table.c, clock(NOW, given=given)
-    waits = or_(_is(c.state, JobState.READY), _due(jobs, now))
-    where = and_(c.queue == bindparam("in_queue"), waits)
+    c = jobs.table.c
+    return _claimable(jobs, or_(_is(c.state, JobState.READY), _due(jobs, clock(NOW, given=given))), chosen)
+
+
+@remembered
+def claimable_apart(jobs: Leased, given: bool, chosen: bool) -> tuple[Select[Any], Select[Any]]:
+    """What is ready, and what is due or expired: each along its own index."""
+    ready = _is(jobs.table.c.state, JobState.READY)
+    return _claimable(jobs, ready, chosen), _claimable(jobs, _due(jobs, clock(NOW, given=given)), chosen)
+
+
+def _claimable(jobs: Leased, state: ColumnElement[bool], chosen: bool) -> Select[Any]:
+    c = jobs.table.c
+    where = and_(c.queue == bindparam("in_queue"), state)
     if chosen:
         where = and_(where, c.kind.in_(bindparam("kinds", expanding=True)))
     return select(c.id).where(where).limit(1)

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 from fencedjobs import dialects, threads
 from fencedjobs import payload as edge
 from fencedjobs.attempt import Attempt, InHand, clock
+from fencedjobs.claims import Jobs
 from fencedjobs.errors import LeaseLost, SchemaMismatch, UnsupportedDatabase
 from fencedjobs.handlers import Handlers
 from fencedjobs.heartbeat import MARGIN, Heartbeat
@@ -84,6 +85,7 @@ class Room:
         self._lock = threading.Lock()
         self._announced = False
         self._look_at = 0.0
+        self._found_nothing = False
         self._idle = Pauses(plan.poll)
         self._backoff = Backoff(0.25, max(plan.poll, 5.0))
         self._stops = 0
@@ -322,6 +324,7 @@ class Room:
             self._trouble("claims", error)
             return None
         self._backoff.succeeded()
+        self._found_nothing = not found
         self._look_at = clock() + (0 if found == room else self._idle.next(found > 0))
         return found
 
@@ -330,7 +333,7 @@ class Room:
         plan, kinds, left = self._plan, self._handlers.kinds, room
         for queue in plan.queues:
             sent = clock()
-            claim = partial(_claim, plan.owner, plan.ttl, left, queue, kinds)
+            claim = partial(_claim, plan.owner, plan.ttl, left, queue, kinds, self._found_nothing)
             if leases := line.call(claim):
                 self._take(line, leases, sent)
                 left -= len(leases)
@@ -425,8 +428,13 @@ class Room:
 
 
 def _claim(
-    owner: str, ttl: float, limit: int, queue: str, kinds: Sequence[str], store: Store
+    owner: str, ttl: float, limit: int, queue: str, kinds: Sequence[str], reading_first: bool, store: Store
 ) -> list[JobLease]:
+    """Claim; ``reading_first``: where a claim keeps all others from writing, only if there is something."""
+    one_writer = not dialects.capabilities(store.transactions.engine.dialect).row_locks
+    looks = reading_first and one_writer
+    if looks and not store.run(lambda tx: Jobs(tx).may_claim(queue, kinds), reading=True):
+        return []
     return store.claim_many(owner, ttl=ttl, limit=limit, queue=queue, kinds=kinds)
 
 

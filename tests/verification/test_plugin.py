@@ -123,7 +123,7 @@ def pytest_in(folder: Path, *arguments: str, **changes: str) -> subprocess.Compl
     (folder / "app.py").write_text(APP)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
-        command, cwd=folder, env=environment(**changes), timeout=120,
+        command, cwd=folder, env=environment(PYTEST_ADDOPTS="", **changes), timeout=120,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 
