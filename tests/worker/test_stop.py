@@ -165,9 +165,9 @@ def test_while_it_stops_leases_are_renewed(workers: Workers) -> None:
 
     def finishes(ctx: Any) -> None:
         running.set()
-        time.sleep(1.4)
+        time.sleep(2.4)
 
-    with workers.in_background({"k": finishes}, ttl=0.7):
+    with workers.in_background({"k": finishes}, ttl=1.2):
         assert running.wait(5)
     assert workers.states() == {"a": "done"}
     assert workers.records()["a"].fence == 1
