@@ -33,17 +33,17 @@ def test_handlers_of_several_leases_keep_theirs(workers: Workers) -> None:
         workers.store.enqueue(kind, kind=kind)
 
     def sleeps(ctx: Any) -> None:
-        time.sleep(3.3)
+        time.sleep(4.5)
 
     async def waits(ctx: Any) -> None:
-        await asyncio.sleep(3.3)
+        await asyncio.sleep(4.5)
 
     def burns(ctx: Any) -> None:
-        end = time.monotonic() + 3.3
+        end = time.monotonic() + 4.5
         while time.monotonic() < end:
             sum(range(1000))
 
-    assert workers.run({"sleeps": sleeps, "waits": waits, "burns": burns}, ttl=1.1) == 3
+    assert workers.run({"sleeps": sleeps, "waits": waits, "burns": burns}, ttl=1.5) == 3
     assert {record.attempts for record in workers.records().values()} == {1}  # what came too late is refunded
     assert "job.lost" not in workers.seen.names
 
@@ -52,9 +52,9 @@ def test_a_handler_that_blocks_its_loop_keeps_its_lease(workers: Workers) -> Non
     workers.store.enqueue("a", kind="k")
 
     async def blocks(ctx: Any) -> None:
-        time.sleep(3.3)
+        time.sleep(4.5)
 
-    assert workers.run({"k": blocks}, ttl=1.1) == 1
+    assert workers.run({"k": blocks}, ttl=1.5) == 1
     assert workers.records()["a"].attempts == 1
     assert "job.lost" not in workers.seen.names
 
@@ -73,10 +73,10 @@ def test_an_open_transaction_on_one_job_does_not_keep_the_others_from_being_rene
         over.wait(10)
         return bool(ctx.lost.is_set())
 
-    with workers.in_background({"k": waits}, ttl=0.9), Session(engine) as session:
+    with workers.in_background({"k": waits}, ttl=1.2), Session(engine) as session:
         assert begun.wait(10)
         UnitOfWork(session).jobs.cancel("a")
-        time.sleep(1.8)
+        time.sleep(2.4)
         over.set()
         until(lambda: workers.states()["b"] == "done")
         session.rollback()

@@ -18,12 +18,12 @@ def test_leases_are_renewed_while_a_handler_has_the_only_connection(workers: Wor
     async def holds(ctx: Any) -> None:
         async with transaction(ctx) as execute:
             await execute(text("SELECT 1"))
-            time.sleep(2.5)
+            time.sleep(4.0)
 
     if workers.database.backend == "sqlite":
         pytest.skip("a transaction must fit into the lease there")
     pool = {"pool_size": 1, "max_overflow": 0}
-    assert workers.run({"k": holds}, ttl=0.5, concurrency=1, pool=pool) == 1
+    assert workers.run({"k": holds}, ttl=0.8, concurrency=1, pool=pool) == 1
     assert workers.records()["a"].fence == 1
     assert "job.lost" not in workers.seen.names
 
