@@ -93,18 +93,24 @@ class BaseContext:
             self._attempt.failure = lost
             raise
 
-    def _begin_completion(self) -> None:
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Around a transaction that completes the job: what became of it is kept with the attempt."""
         if self._attempt.completed:
             raise TransactionLost(f"job {self.id!r} was completed by an earlier transaction of its handler")
+        try:
+            yield
+        except BaseException as error:
+            if self._was_completed(error):
+                self._completed()
+            else:
+                self._attempt.transaction_failed(error)
+            raise
+        self._completed()
 
-    def _failed(self, error: BaseException) -> None:
-        ours = isinstance(error, LeaseLost) and self._attempt.is_subject(error.held)
-        if (
-            ours and isinstance(error, LeaseLost) and error.completed
-        ):  # by a transaction whose answer was lost
-            self._completed()
-        else:
-            self._attempt.transaction_failed(error)
+    def _was_completed(self, error: BaseException) -> bool:
+        """Whether the job is done all the same, by a transaction of this attempt whose answer was lost."""
+        return isinstance(error, LeaseLost) and error.completed and self._attempt.is_subject(error.held)
 
     def _completed(self) -> None:
         self._attempt.transaction_succeeded()
@@ -132,15 +138,9 @@ class Context(BaseContext):
         that failed has failed with it, whether it let the error out or not. Once it is committed the
         job is done, and what the handler returns or raises changes nothing any more.
         """
-        self._begin_completion()
-        try:
-            with self._store.completing(self.lease, result) as uow:
-                yield uow
-                self._attempt.committing = True
-        except BaseException as error:
-            self._failed(error)
-            raise
-        self._completed()
+        with self._ending(), self._store.completing(self.lease, result) as uow:
+            yield uow
+            self._attempt.committing = True
 
     def checkpoint(self, data: Any) -> None:
         """Keep a JSON value with the job, in a short transaction of its own: the next attempt finds it.
@@ -165,15 +165,10 @@ class AsyncContext(BaseContext):
     @asynccontextmanager
     async def transaction(self, result: Any = None) -> AsyncIterator[AsyncUnitOfWork]:
         """Business writes and the completion of the job, together or not at all; see `Context`."""
-        self._begin_completion()
-        try:
+        with self._ending():
             async with self._store.completing(self.lease, result) as uow:
                 yield uow
                 self._attempt.committing = True
-        except BaseException as error:
-            self._failed(error)
-            raise
-        self._completed()
 
     async def checkpoint(self, data: Any) -> None:
         """Keep a JSON value with the job; see `Context`."""
