@@ -12,7 +12,7 @@ from fencedjobs import payload as edge
 from fencedjobs.enqueue import BULK
 from fencedjobs.job_sql import WAITING
 from fencedjobs.jobs import JoinedJobs
-from fencedjobs.leases import at, locked_among, make, make_many, renew
+from fencedjobs.leases import at, identity, locked_among, make, make_many, renew
 from fencedjobs.values import JobLease, JobState, Outcome
 
 
@@ -119,7 +119,7 @@ class Jobs(JoinedJobs):
             self._tx, self._jobs, leases, sql.renew_all(self._jobs, instant is not None), parameters
         )
         ends = {(id, owner, fence): until for id, owner, fence, until in rows}
-        until = [ends.get(_triple(lease)) for lease in leases]
+        until = [ends.get(identity(lease)) for lease in leases]
         return [
             None if end is None else replace(lease, until=end)
             for lease, end in zip(leases, until, strict=True)
@@ -138,10 +138,10 @@ class Jobs(JoinedJobs):
     ) -> list[JobLease | None]:
         """`renew_many` that waits for nobody: a lease whose row somebody has locked comes back as it is."""
         leases = list(leases)
-        locked = {_triple(lease) for lease in self.locked(leases)}
-        free = [lease for lease in leases if _triple(lease) not in locked]
+        locked = {identity(lease) for lease in self.locked(leases)}
+        free = [lease for lease in leases if identity(lease) not in locked]
         renewed = iter(self.renew_many(free, ttl=ttl, now=now))
-        return [lease if _triple(lease) in locked else next(renewed) for lease in leases]
+        return [lease if identity(lease) in locked else next(renewed) for lease in leases]
 
     def outcome(self, lease: JobLease) -> Outcome:
         """What became of this lease, by a locking read: it waits for a COMMIT that is still under way."""
@@ -162,10 +162,6 @@ _TURNS: Final = 8  # promotions in one transaction
 
 def _wanted(owner: str, ttl: float, now: float | None) -> dict[str, Any]:
     return {"new_owner": edge.key("owner", owner), "ttl": edge.ttl(ttl, now)} | at(now)
-
-
-def _triple(lease: JobLease) -> tuple[Any, str, int]:
-    return lease.id, lease.owner, lease.fence
 
 
 def _leases(rows: Iterable[Any]) -> list[JobLease]:

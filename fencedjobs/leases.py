@@ -148,8 +148,13 @@ def listed(leases: Sequence[Lease]) -> dict[str, Any]:
     """The parameters of a guard over `LISTED` leases."""
     return {
         "held_ids": [lease.id for lease in leases],
-        "held": [(lease.id, lease.owner, lease.fence) for lease in leases],
+        "held": [identity(lease) for lease in leases],
     }
+
+
+def identity(lease: Lease) -> tuple[Any, str, int]:
+    """Which attempt this is, renewed or not."""
+    return lease.id, lease.owner, lease.fence
 
 
 def at(now: float | None) -> dict[str, float]:
@@ -466,9 +471,9 @@ def locked_among(tx: Transaction, leased: Leased, leases: Sequence[L]) -> list[L
     if not tx.capabilities.row_locks:
         return []
     free = _named_rows(tx, leased, leases, True)
-    rest = [lease for lease in leases if (lease.id, lease.owner, lease.fence) not in free]
+    rest = [lease for lease in leases if identity(lease) not in free]
     held = _named_rows(tx, leased, rest, False)
-    return [lease for lease in rest if (lease.id, lease.owner, lease.fence) in held]
+    return [lease for lease in rest if identity(lease) in held]
 
 
 def _named_rows(
@@ -490,4 +495,4 @@ def _named_listed(leased: Leased, free: bool) -> Select[Any]:
 def lost_among(leases: Iterable[L], held: Iterable[Any]) -> list[L]:
     """The leases that no returned row (key, owner, fence) answers to, in their order."""
     kept = {(row[0], row[1], row[2]) for row in held}
-    return [lease for lease in leases if (lease.id, lease.owner, lease.fence) not in kept]
+    return [lease for lease in leases if identity(lease) not in kept]

@@ -16,6 +16,7 @@ from fencedjobs.claims import Jobs
 from fencedjobs.errors import InvalidValue, LeaseLost, OutcomeUnknown
 from fencedjobs.handlers import Cancel, Handler, Quarantine, Snooze
 from fencedjobs.jobs import JoinedJobs
+from fencedjobs.leases import identity
 from fencedjobs.line import Backoff, Line
 from fencedjobs.metrics import Observed, Observer
 from fencedjobs.retry import Retry
@@ -141,11 +142,11 @@ def _complete_free(
 
     def verb(tx: Transaction) -> tuple[list[JobLease], list[JobLease]]:
         jobs = Jobs(tx)
-        locked = {(lease.id, lease.fence) for lease in jobs.locked(leases)}
-        free = [n for n, lease in enumerate(leases) if (lease.id, lease.fence) not in locked]
+        locked = {identity(lease) for lease in jobs.locked(leases)}
+        free = [n for n, lease in enumerate(leases) if identity(lease) not in locked]
         given = None if results is None else [results[n] for n in free]
         lost = jobs.complete_many([leases[n] for n in free], given)
-        return [lease for lease in leases if (lease.id, lease.fence) in locked], lost
+        return [lease for lease in leases if identity(lease) in locked], lost
 
     return store.run(verb, subject=leases)
 
@@ -265,9 +266,9 @@ class Settler:
                 self._try_again(item, error)
         else:
             self._succeeded()
-            alone = {(lease.id, lease.fence) for lease in (*locked, *lost)}
+            alone = {identity(lease) for lease in (*locked, *lost)}
             for item, lease in zip(items, leases, strict=True):
-                if (lease.id, lease.fence) in alone:
+                if identity(lease) in alone:
                     self._again.append(item)  # by itself: later, or to learn why
                     item.tries += 1
                 else:
