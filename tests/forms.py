@@ -26,9 +26,9 @@ FORMS: list[tuple[str, str | None]] = [
 ]
 
 
-def parametrize_forms(metafunc: pytest.Metafunc) -> None:
-    """In a conftest's ``pytest_generate_tests``: each test with ``store`` runs in every form."""
-    if "store" in metafunc.fixturenames:
+def parametrize_forms(metafunc: pytest.Metafunc, fixture: str = "store") -> None:
+    """In a conftest's ``pytest_generate_tests``: each test with this fixture runs in every form."""
+    if fixture in metafunc.fixturenames:
         ids = [driver or backend for backend, driver in FORMS]
         mark = pytest.mark.parametrize(("database", "driver"), FORMS, indirect=True, ids=ids)
         metafunc.definition.add_marker(mark)  # a mark takes the place of the parameters of `database`

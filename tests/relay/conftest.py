@@ -12,17 +12,14 @@ from sqlalchemy import Engine
 from fencedjobs import Store
 from fencedjobs.batch import Batch
 from tests.databases import Database
-from tests.forms import FORMS, opened
 from tests.forms import driver as driver
+from tests.forms import opened, parametrize_forms
 from tests.relay.helpers import MANY, Clock, Relays, Runaway
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "relays" in metafunc.fixturenames:
-        ids = [driver or backend for backend, driver in FORMS]
-        mark = pytest.mark.parametrize(("database", "driver"), FORMS, indirect=True, ids=ids)
-        metafunc.definition.add_marker(mark)  # a mark takes the place of the parameters of `database`
+    parametrize_forms(metafunc, "relays")
 
 
 @pytest.fixture

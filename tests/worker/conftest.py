@@ -12,18 +12,15 @@ from sqlalchemy import Engine
 
 from fencedjobs import Store
 from tests.databases import Database
-from tests.forms import FORMS
 from tests.forms import driver as driver
+from tests.forms import parametrize_forms
 from tests.proxy import proxy
 from tests.worker.helpers import Remote, Workers
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "workers" in metafunc.fixturenames:
-        ids = [driver or backend for backend, driver in FORMS]
-        mark = pytest.mark.parametrize(("database", "driver"), FORMS, indirect=True, ids=ids)
-        metafunc.definition.add_marker(mark)  # a mark takes the place of the parameters of `database`
+    parametrize_forms(metafunc, "workers")
 
 
 @pytest.fixture
