@@ -20,7 +20,7 @@ from fencedjobs.cli.trouble import REFUSED, Trouble, hush
 
 @click.command()
 @click.option("--profile", type=click.Choice(["quick", "ci", "nightly"]), default="quick", show_default=True,
-              help="How much is tried: less than a minute, less than five, or hours.")  # fmt: skip
+              help="How much is tried: for a look, for each push, or for a night.")  # fmt: skip
 @click.option(
     "--seed", type=click.IntRange(0, 2**31 - 1), metavar="N", help="Make the random parts the same again."
 )
