@@ -7,9 +7,9 @@ that no server takes, and what is cut off is told by the driver that finds its c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from sqlalchemy import Engine
 
@@ -21,6 +21,9 @@ Call = Callable[[], Any]
 _NONSENSE: Final = "FAIL AS ASKED FOR"
 
 
+W = TypeVar("W")
+
+
 class Way(Enum):
     """How an operation fails."""
 
@@ -29,14 +32,43 @@ class Way(Enum):
     AFTER = "the line is cut after it, and the answer is lost"
 
 
-class Failing:
+class Counting(Generic[W]):
+    """An engine whose operations are counted, so that something is done at one of them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.operations: list[str] = []  #: since the counting began, in their order
+        self.hit: str | None = None  #: the operation at which it was done
+        self._wanted: tuple[int, W] | None = None
+
+    @contextmanager
+    def doing(self, number: int | None, what: W) -> Iterator[None]:
+        """Within: do this at operation ``number``, counted from 0, and at no other; ``None``: only count."""
+        self.operations, self.hit = [], None
+        self._wanted = None if number is None else (number, what)
+        try:
+            yield
+        finally:
+            self._wanted = None
+
+    def come(self, operation: str) -> W | None:
+        """Count an operation; what is to be done at it."""
+        self.operations.append(operation)
+        if self._wanted is None or len(self.operations) - 1 != self._wanted[0]:
+            return None
+        self.hit = operation
+        return self._wanted[1]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.engine.dispose()
+
+
+class Failing(Counting[Way]):
     """An engine of its own beside the given one, which counts its operations and fails one of them."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = apart(engine)
-        self.operations: list[str] = []  #: since the last `at`, in their order
-        self._wanted: tuple[int, Way] | None = None
-        self.hit: str | None = None  #: the operation that failed
+        super().__init__(apart(engine))
         dialect = self.engine.dialect
         for name in ("do_execute", "do_executemany"):
             setattr(dialect, name, self._executing(getattr(dialect, name)))
@@ -45,19 +77,9 @@ class Failing:
             setattr(dialect, name, _quietly(getattr(dialect, name)))
         dialect.do_commit = self._committing(dialect.do_commit)  # type: ignore[method-assign]
 
-    @contextmanager
-    def at(self, number: int | None, way: Way = Way.REFUSED) -> Iterator[None]:
+    def at(self, number: int | None, way: Way = Way.REFUSED) -> AbstractContextManager[None]:
         """Within: fail operation ``number``, counted from 0, and no other; ``None``: only count."""
-        self.operations, self.hit = [], None
-        self._wanted = None if number is None else (number, way)
-        try:
-            yield
-        finally:
-            self._wanted = None
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.engine.dispose()
+        return self.doing(number, way)
 
     def _executing(self, sound: Callable[..., Any]) -> Callable[..., Any]:
         def execute(cursor: Any, statement: str, *rest: Any, **more: Any) -> Any:
@@ -87,10 +109,9 @@ class Failing:
         return commit
 
     def _do(self, operation: str, sound: Call, answered: Call, refuse: Call, driver: Any) -> Any:
-        self.operations.append(operation)
-        if self._wanted is None or len(self.operations) - 1 != self._wanted[0]:
+        way = self.come(operation)
+        if way is None:
             return sound()
-        way, self.hit = self._wanted[1], operation
         if way is Way.REFUSED:
             refuse()
             raise AssertionError(f"the server took {_NONSENSE!r}")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, event
 
 from fencedjobs import dialects
 from fencedjobs.errors import OutcomeUnknown
-from fencedjobs.testing.failing import COMMIT, Way
+from fencedjobs.testing.failing import COMMIT, Counting, Way
 from fencedjobs.testing.injection import Trials, Wanted, cleared, is_cut_commit
 from fencedjobs.testing.machines import Effort
 from fencedjobs.testing.model import Disagreement
@@ -26,44 +26,23 @@ _CLAIMING: Final = next(verb for verb in VERBS if verb.name == "claim by id")
 _PATIENCE: Final = 30.0
 
 
-class Proxied:
+class Proxied(Counting[Callable[[], None]]):
     """An engine whose line goes through a proxy; its operations are the COMMITs."""
 
     def __init__(self, engine: Engine, between: Proxy) -> None:
         self.proxy = between
-        self.engine = create_engine(engine.url.set(host="127.0.0.1", port=between.port))
+        super().__init__(create_engine(engine.url.set(host="127.0.0.1", port=between.port)))
         if place := engine.dialect.default_schema_name:
             dialects.move_into(self.engine, place)
-        self.operations: list[str] = []
-        self.hit: str | None = None
-        self._wanted: tuple[int, Callable[[], None]] | None = None
         event.listen(self.engine, "commit", self._commits)
 
-    @contextmanager
-    def at(self, number: int | None, way: Way = Way.BEFORE) -> Iterator[None]:
+    def at(self, number: int | None, way: Way = Way.BEFORE) -> AbstractContextManager[None]:
         """Within: cut the line at COMMIT ``number``, counted from 0; ``None``: only count."""
-        with self.doing(number, lambda: self.proxy.arm(_CUTS[way])):
-            yield
-
-    @contextmanager
-    def doing(self, number: int | None, what: Callable[[], None]) -> Iterator[None]:
-        """Within: do this right before COMMIT ``number``."""
-        self.operations, self.hit = [], None
-        self._wanted = None if number is None else (number, what)
-        try:
-            yield
-        finally:
-            self._wanted = None
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.engine.dispose()
+        return self.doing(number, lambda: self.proxy.arm(_CUTS[way]))
 
     def _commits(self, _: Any) -> None:
-        self.operations.append(COMMIT)
-        if self._wanted is not None and len(self.operations) - 1 == self._wanted[0]:
-            self.hit = COMMIT
-            self._wanted[1]()
+        if (what := self.come(COMMIT)) is not None:
+            what()
 
 
 @contextmanager
