@@ -131,7 +131,7 @@ def test_what_a_claim_brings_too_late_is_given_back(
 ) -> None:
     """Its handler would be told at once that the lease is lost, and the job stay leased to nobody."""
     workers.store.enqueue("a", kind="k")
-    claim, slow = Store.claim_many, [1.4]
+    claim, slow = Store.claim_many, [2.75]
 
     def late(*args: Any, **kwargs: Any) -> Any:
         answer = claim(*args, **kwargs)
@@ -144,7 +144,7 @@ def test_what_a_claim_brings_too_late_is_given_back(
     def notes(ctx: Any) -> None:
         calls.append((ctx.fence, ctx.attempt))
 
-    assert workers.run({"k": notes}, ttl=1.5) == 1
+    assert workers.run({"k": notes}, ttl=3.0) == 1
     assert calls == [(2, 1)]
     assert workers.seen.of(Observed.GIVEN_BACK)[0]["fence"] == 1
     assert not workers.seen.of(Observed.LOST)
