@@ -370,10 +370,14 @@ class Room:
         """Give back what a claim has brought that was under way when the worker was told to stop."""
         for attempt in attempts:
             ending = GivenBack("the worker stops")
-            with suppress(LeaseLost):
+            what, facts = ending.observed()
+            try:
                 line.call(partial(ending.write, attempt=attempt))
-                what, facts = ending.observed()
-                self._observe(what, **attempt.facts(), seconds=0.0, **facts)
+            except Exception as error:  # noqa: BLE001 - the others are to be given back all the same
+                what, facts = Observed.REFUSED, {"what": type(ending).__name__}
+                if not isinstance(error, LeaseLost):
+                    self._trouble("claims", error)
+            self._observe(what, **attempt.facts(), seconds=0.0, **facts)
 
     def _deadlines(self, line: Line, leases: Sequence[JobLease], sent: float) -> list[float]:
         """When the jobs must have ended, by the local clock: never later than by the database's."""

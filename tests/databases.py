@@ -45,7 +45,8 @@ class Database:
         return create_engine(self.url, **options)
 
     def async_url(self, driver: str) -> URL:
-        return self.url.set(drivername=ASYNC_DRIVERS[driver][1])
+        name = ASYNC_DRIVERS[driver][1]
+        return self.url.difference_update_query(["ssl_disabled"]).set(drivername=name)
 
 
 @contextmanager

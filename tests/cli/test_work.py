@@ -14,6 +14,7 @@ from sqlalchemy import URL, Engine, create_engine, text
 from fencedjobs import Store
 from fencedjobs.cli.demo.orders import read_orders
 from tests.cli.helpers import COMMAND, EACH_DATABASE, environment, run, spawn, text_of
+from tests.databases import Database
 from tests.worker.helpers import until
 
 MODULE = """
@@ -48,14 +49,14 @@ async def pack_too(ctx):
         await uow.session.execute(INSERT, {{"id": ctx.id, "qty": ctx.payload["qty"]}})
 """
 
-DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "mariadb": "mysql+aiomysql"}
+DRIVERS = {"sqlite": "aiosqlite", "postgresql": "asyncpg", "mariadb": "aiomysql"}
 ROUNDS = 12
 
 
 @pytest.fixture
-def app(engine: Engine, url: URL, tmp_path: Path, database: object) -> Path:
+def app(engine: Engine, url: URL, tmp_path: Path, database: Database) -> Path:
     """A folder with the app's module, on a database with the demo's orders, each several times."""
-    driver = DRIVERS[str(getattr(database, "backend", ""))]
+    async_url = database.async_url(DRIVERS[database.backend])
     with engine.begin() as connection:
         connection.execute(text("DROP TABLE IF EXISTS shipments"))
         connection.execute(text("CREATE TABLE shipments (order_id VARCHAR(99), qty INTEGER)"))
@@ -63,7 +64,7 @@ def app(engine: Engine, url: URL, tmp_path: Path, database: object) -> Path:
     Store(engine).enqueue_many(
         [{"id": id, "payload": {"qty": qty}, "kind": "pack", "queue": "orders"} for id, qty in orders]
     )
-    source = MODULE.format(url=text_of(url), async_url=text_of(url.set(drivername=driver)))
+    source = MODULE.format(url=text_of(url), async_url=text_of(async_url))
     (tmp_path / "shop.py").write_text(source)
     return tmp_path
 

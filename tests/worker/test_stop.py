@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from fencedjobs import AsyncStore, AsyncWorker, InvalidValue, JobState, Store, Worker
 from fencedjobs.metrics import Observed
+from fencedjobs.values import JobLease
 from tests.hosts import on
 from tests.worker.helpers import Remote, Seen, Workers, transaction, until
 
@@ -137,26 +139,56 @@ def test_what_has_not_begun_is_given_back_at_once(workers: Workers) -> None:
         assert len(begun) == 1
 
 
-def test_a_claim_that_was_under_way_is_given_back(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    workers.store.enqueue("a", kind="k")
-    claim_many, claimed, stopped = Store.claim_many, threading.Event(), threading.Event()
+def stopped_during_a_claim(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object] = lambda: None
+) -> None:
+    """Run a worker that is told to stop before it hears the answer to its first claim."""
+    claim_many, claimed = Store.claim_many, threading.Event()
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         leases = claim_many(*args, **kwargs)
         if leases:
+            workers.running.stop()
+            meanwhile()
             claimed.set()
-            assert stopped.wait(5)
-            time.sleep(0.1)
         return leases
 
+    def never(ctx: Any) -> None:
+        raise AssertionError("nothing is begun after the stop")
+
     monkeypatch.setattr(Store, "claim_many", slow)
-    ran: list[str] = []
-    with workers.in_background({"k": lambda ctx: ran.append(ctx.id)}):
-        assert claimed.wait(5)
-        workers.running.stop()
-        stopped.set()
+    with workers.in_background({"k": never}):
+        assert claimed.wait(20)
+
+
+def test_a_claim_that_was_under_way_is_given_back(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers.store.enqueue("a", kind="k")
+    stopped_during_a_claim(workers, monkeypatch)
     given_back(workers, "a")
-    assert ran == []
+
+
+def test_of_a_claim_that_cannot_be_given_back_it_is_said(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would know otherwise what became of jobs that were claimed."""
+    for id in "abc":
+        workers.store.enqueue(id, kind="k")
+    release = Store.release
+
+    def fails_once(self: Store, lease: JobLease, **kwargs: Any) -> None:
+        if lease.id == "a":
+            raise ConnectionError("away")
+        release(self, lease, **kwargs)
+
+    def a_rival_claims() -> None:
+        assert workers.store.claim("rival", id="b", ttl=60, now=workers.store.now() + 3600) is not None
+
+    monkeypatch.setattr(Store, "release", fails_once)
+    stopped_during_a_claim(workers, monkeypatch, a_rival_claims)
+    refused = [(facts["id"], facts["fence"], facts["what"]) for facts in workers.seen.of(Observed.REFUSED)]
+    assert sorted(refused) == [("a", 1, "GivenBack"), ("b", 1, "GivenBack")]
+    assert [facts["part"] for facts in workers.seen.of(Observed.WORKER_TROUBLE)] == ["claims"]
+    given_back(workers, "c")
 
 
 def test_while_it_stops_leases_are_renewed(workers: Workers) -> None:
