@@ -1,6 +1,6 @@
 """The only file that asks which database this is.
 
-Everything else asks for a capability: column types, the statement clock, how a transaction begins
+Everything else asks for a capability: the statement clock, how a transaction begins
 and ends, what an error means for the transaction it broke.
 """
 
@@ -17,16 +17,11 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
     URL,
-    BigInteger,
     Column,
     Connection,
     Dialect,
-    Double,
     Engine,
-    Integer,
-    String,
     Table,
-    Text,
     event,
     func,
     select,
@@ -39,69 +34,7 @@ from sqlalchemy.sql.expression import ColumnElement, FunctionElement
 from sqlalchemy.util import await_only
 
 from fencedjobs.errors import UnsupportedDatabase
-
-# --- column types ---------------------------------------------------------------------------------
-
-
-class Key(String):
-    """Text compared byte for byte: 'a', 'A', 'a ' and both forms of 'á' are different keys."""
-
-    cache_ok = True
-
-    def __init__(self, length: int = 255) -> None:
-        super().__init__(length)
-
-
-class LongText(Text):
-    """Text without a practical limit; the limits are ours."""
-
-    cache_ok = True
-
-
-class Instant(Double[float]):
-    """Seconds as a double. SQL's REAL has 4 bytes on PostgreSQL, where a live lease was then taken over."""
-
-    cache_ok = True
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def result_processor(self, dialect: Dialect, coltype: Any) -> Callable[[Any], float | None]:
-        return lambda value: None if value is None else float(value)  # SQLite's RETURNING gives 30 for 30.0
-
-
-Counter = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers only an INTEGER key itself
-
-
-def _exact(is_mariadb: bool) -> str:
-    # utf8mb4_bin still pads: 'a' = 'a '. The exact collation has another name on either server.
-    return f"CHARACTER SET utf8mb4 COLLATE {'utf8mb4_nopad_bin' if is_mariadb else 'utf8mb4_0900_bin'}"
-
-
-@compiles(Key, "mysql", "mariadb")
-def _mysql_key(type_: Key, compiler: Any, **_: Any) -> str:
-    return f"VARCHAR({type_.length}) {_exact(compiler.dialect.is_mariadb)}"
-
-
-@compiles(Key, "postgresql")
-def _postgresql_key(type_: Key, compiler: Any, **_: Any) -> str:
-    return f'VARCHAR({type_.length}) COLLATE "C"'
-
-
-@compiles(Key, "sqlite")
-def _sqlite_key(type_: Key, compiler: Any, **_: Any) -> str:
-    return "TEXT"
-
-
-@compiles(LongText, "mysql", "mariadb")
-def _mysql_text(type_: LongText, compiler: Any, **_: Any) -> str:
-    return f"LONGTEXT {_exact(compiler.dialect.is_mariadb)}"
-
-
-@compiles(Instant, "sqlite")
-def _sqlite_instant(type_: Instant, compiler: Any, **_: Any) -> str:
-    return "REAL"
-
+from fencedjobs.types import Instant
 
 # --- the clock ------------------------------------------------------------------------------------
 

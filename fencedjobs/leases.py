@@ -39,9 +39,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import BindParameter
 
-from fencedjobs.dialects import Counter, Instant, Key, clock
+from fencedjobs.dialects import clock
 from fencedjobs.errors import TransactionLost
 from fencedjobs.transaction import Transaction
+from fencedjobs.types import Counter, Instant, Key
 from fencedjobs.values import Lease
 
 L = TypeVar("L", bound=Lease)

@@ -7,7 +7,7 @@ column is refused with `UnfencedWrite`.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
     Column,
@@ -25,8 +25,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, ORMExecuteState, Session, mapped_column
 
-from fencedjobs.dialects import Counter, Instant, Key, LongText, capabilities
+from fencedjobs.dialects import capabilities
 from fencedjobs.errors import UnfencedWrite
+from fencedjobs.types import Counter, Instant, Key, LongText
+
+VERSION_TABLE: Final = "fenced_version"  #: what `schema` keeps our revision in
 
 _INNODB = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}  # the engine with transactions
 
@@ -188,7 +191,7 @@ def _index_tables(jobs: Any, outbox: Any, inbox: Any) -> None:
     _index(outbox, "pending", outbox.c.lane, outbox.c.seq, states="state = 'pending'")
     Index("ix_fenced_inbox_received", inbox.c.received_at)
     for table in (jobs, outbox, inbox):
-        _choose_indexes(table)
+        choose_indexes(table)
 
 
 def index_fits(index: Index, dialect: Dialect) -> bool:
@@ -198,7 +201,8 @@ def index_fits(index: Index, dialect: Dialect) -> bool:
     return ("_state_" not in str(index.name)) is capabilities(dialect).partial_indexes
 
 
-def _choose_indexes(table: Table) -> None:
+def choose_indexes(table: Table) -> None:
+    """Let each database make the indexes that fit it."""
     for index in table.indexes:
         index.ddl_if(callable_=_fits)
 
@@ -218,7 +222,7 @@ def tables(schema: str | None) -> dict[str, Table]:
     placed = MetaData()
     copies = {t.name: t.to_metadata(placed, schema=schema) for t in Base.metadata.sorted_tables}
     for copy in copies.values():
-        _choose_indexes(copy)  # a copied index has forgotten its condition
+        choose_indexes(copy)  # a copied index has forgotten its condition
     return copies
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Select, Update, and_, bindparam, or_, sele
 from sqlalchemy import inspect as inspect_model
 
 from fencedjobs import payload as edge
-from fencedjobs.dialects import Key, clock
+from fencedjobs.dialects import clock
 from fencedjobs.errors import InvalidValue, LeaseLost
 from fencedjobs.leases import (
     KEY,
@@ -27,6 +27,7 @@ from fencedjobs.leases import (
 )
 from fencedjobs.models import LeaseMixin
 from fencedjobs.transaction import Transaction
+from fencedjobs.types import Key
 from fencedjobs.values import Lease, LeaseRecord
 
 L = TypeVar("L", bound=Lease)

@@ -6,14 +6,14 @@ may upgrade at once: one does the work, the others wait for it and find it done.
 Three ways to have the tables made:
 
 - ``schema.upgrade(engine)``, or ``fencedjobs upgrade`` in a shell;
-- in a revision of the host's own history: ``schema.up("fj0001")``, and ``schema.down("base")``;
+- in a revision of the host's own history: ``schema.up("fj0001")``, and ``schema.down("fj0001")``;
 - by hand from ``schema.sql("postgresql")``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import (
     Column,
     Connection,
-    Dialect,
     Engine,
     MetaData,
     PrimaryKeyConstraint,
@@ -34,7 +33,9 @@ from sqlalchemy import (
 )
 
 from fencedjobs import dialects, models
+from fencedjobs.autogenerate import attach, include_name, include_object, metadata, render_item
 from fencedjobs.errors import InvalidValue, SchemaMismatch
+from fencedjobs.models import VERSION_TABLE
 
 # Alembic is imported by the functions that migrate. It takes longer to import than all the rest, and every
 # Store imports this file for `require`.
@@ -43,7 +44,12 @@ if TYPE_CHECKING:
     from alembic.script import Script
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-VERSION_TABLE: Final = "fenced_version"
+__all__ = [
+    "HEAD", "REVISIONS", "SUPPORTED", "VERSION_TABLE", "attach", "current", "down", "downgrade",
+    "downgrade_async", "include_name", "include_object", "metadata", "migrating", "render_item", "require",
+    "sql", "up", "upgrade", "upgrade_async",
+]  # fmt: skip
+
 REVISIONS: Final = ("fj0001",)  #: all that there are, in order
 HEAD: Final = REVISIONS[-1]
 SUPPORTED: Final = REVISIONS[-2:]  #: what this release works on: its own revision, and the one before it
@@ -124,42 +130,31 @@ def sql(dialect: str, revision: str = "head", *, schema: str | None = None) -> s
 # --- in the host's own history --------------------------------------------------------------------
 
 
-def up(revision: str, *, schema: str | None = None) -> None:
+def up(revision: str = "head", *, since: str = "base", schema: str | None = None) -> None:
     """Inside ``upgrade()`` of a host's revision: make our tables as of ``revision``, by the host's ``op``.
 
-    The host's version table keeps the record then, and ours does not exist. Always name the revision, so that
-    the host's history stays what it was. To go on later, call it again with the next one in a new revision.
-    Works with ``--sql`` too.
+    ``since`` is what the history had before: a later revision of the host's goes on from there. The host's
+    version table keeps the record then, and ours does not exist. Without arguments the newest that this
+    release has are made, from nothing; a history that must stay what it was names them, as
+    ``fencedjobs alembic new`` does. Works with ``--sql`` too. Raises `InvalidValue` before anything is done.
     """
-    for script in _chain()[: _place(revision)]:
+    for script in _between(revision, since):
         script.module.upgrade(schema=schema)
 
 
-def down(revision: str, *, schema: str | None = None) -> None:
-    """Inside ``downgrade()`` of a host's revision: undo what came after ``revision``, all for ``"base"``."""
-    for script in reversed(_chain()[_place(revision) :]):
+def down(revision: str = "head", *, since: str = "base", schema: str | None = None) -> None:
+    """Inside ``downgrade()`` of a host's revision: undo what `up` with the same arguments has done."""
+    for script in reversed(_between(revision, since)):
         script.module.downgrade(schema=schema)
 
 
-def include_name(name: str | None, type_: str, parent_names: MutableMapping[Any, Any]) -> bool:
-    """For ``context.configure(include_name=…)`` in a host's ``env.py``: leave our tables out of autogenerate.
-
-    Without it Alembic proposes to drop them, because the host's models do not have them. A host that has an
-    ``include_name`` of its own asks both.
-    """
-    return type_ != "table" or name not in {VERSION_TABLE, *models.Base.metadata.tables}
-
-
-def metadata(dialect: Dialect, schema: str | None = None) -> MetaData:
-    """A copy of our tables with just the indexes that this dialect's database gets.
-
-    For a host that makes our tables in its own history and wants autogenerate to compare them.
-    """
-    placed = MetaData(schema=schema)
-    for table in models.Base.metadata.sorted_tables:
-        copy = table.to_metadata(placed)
-        copy.indexes -= {index for index in copy.indexes if not models.index_fits(index, dialect)}
-    return placed
+def _between(revision: str, since: str) -> list[Script]:
+    before, after = _place(since), _place(revision)
+    if not before < after:
+        raise InvalidValue(
+            "revision", f"must come after {since!r}, which is where it starts, got {revision!r}"
+        )
+    return _chain()[before:after]
 
 
 # --- the check at first use -----------------------------------------------------------------------

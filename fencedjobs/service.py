@@ -31,12 +31,12 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from fencedjobs import dialects
 from fencedjobs import payload as edge
-from fencedjobs.dialects import Counter, Instant, Key, LongText
 from fencedjobs.errors import InvalidValue, LeaseLost
 from fencedjobs.leases import Leased
 from fencedjobs.own import Transactions
 from fencedjobs.row_leases import Leases
 from fencedjobs.transaction import Transaction
+from fencedjobs.types import Counter, Instant, Key, LongText
 from fencedjobs.values import Lease
 
 Where: TypeAlias = "str | os.PathLike[str] | URL | Engine"

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "fencedjobs"
 
 #: A file imports only from files above it. A new file gets its place here, with the change that adds it.
 ORDER = """
-    errors values retry payload dialects models metrics schema transaction
+    errors values retry payload types dialects models metrics autogenerate alembic_plugin schema transaction
     leases row_leases job_sql enqueue jobs claims locks outbox lanes inbox guards
     own facets uow store aio batch relay aio_relay
     handlers attempt line threads settling heartbeat maintenance context room worker aio_worker prometheus
@@ -33,10 +33,10 @@ ORACLES = {
 #: The CLI loads the checker only when ``verify`` is called, and a sender only when ``relay`` needs it.
 LAZY = {("cli/verify.py", "testing"), ("cli/target.py", "senders")}
 
-#: pytest imports it in every project where the package is installed.
-ALL_LATE = {"testing/plugin.py"}
+#: pytest and Alembic import them in every project where the package is installed.
+ALL_LATE = {"testing/plugin.py", "alembic_plugin.py"}
 
-MAY_KNOW_DATABASES = {"dialects.py", "models.py"}
+MAY_KNOW_DATABASES = {"types.py", "dialects.py", "models.py"}
 NAMES = {"postgresql", "postgres", "mysql", "mariadb", "sqlite", "psycopg", "asyncpg", "pymysql", "pysqlite"}
 #: Said, not asked: a path is a file of SQLite's; a person names the dialect of a script.
 SAID = {("service.py", "sqlite"), ("cli/migrate.py", "*")}

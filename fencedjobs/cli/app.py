@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from fencedjobs.cli.alembic import alembic
 from fencedjobs.cli.demo.command import demo
 from fencedjobs.cli.enqueue import enqueue
 from fencedjobs.cli.fence import fence
@@ -56,6 +57,7 @@ def cli() -> None:
 
 
 for _command in (
-    demo, upgrade, downgrade, current, enqueue, work, status, jobs, outbox, relay, inbox, fence, verify,
+    demo, upgrade, downgrade, current, alembic, enqueue, work, status, jobs, outbox, relay, inbox, fence,
+    verify,
 ):  # fmt: skip
     cli.add_command(_command)

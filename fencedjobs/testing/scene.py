@@ -13,13 +13,13 @@ from typing import Any, Final
 from sqlalchemy import Engine, Integer, MetaData, delete, func, insert, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from fencedjobs.dialects import Key
 from fencedjobs.errors import InboxConflict
 from fencedjobs.models import Base, LeaseMixin
 from fencedjobs.relay import Relay, dispatch
 from fencedjobs.retry import Retry
 from fencedjobs.store import Store
 from fencedjobs.testing.model import Disagreement
+from fencedjobs.types import Key
 from fencedjobs.values import Event, JobLease, Outcome
 
 T: Final = 1_764_000_000.25

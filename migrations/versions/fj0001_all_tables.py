@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op as current_operations
 
-from fencedjobs.dialects import Counter, Instant, Key, LongText
+from fencedjobs.types import Counter, Instant, Key, LongText
 
 revision = "fj0001"
 down_revision = None

@@ -22,6 +22,15 @@ _POSTGRESQL = (
 )
 
 
+def load(engine: Engine, script: str) -> None:
+    """Run a script of statements, as a person would who got it from ``--sql``."""
+    with engine.connect() as connection:
+        for statement in re.split(r";\s*$", script, flags=re.MULTILINE):
+            if statement.strip() not in ("", "BEGIN", "COMMIT"):
+                connection.exec_driver_sql(statement)
+        connection.commit()
+
+
 def described(engine: Engine, schema: str | None = None) -> list[str]:
     """Columns with types, collations and defaults, constraints, and indexes with their predicates."""
     with engine.connect() as connection:
@@ -54,4 +63,5 @@ def _in_order(statement: str) -> list[str]:
 def _sqlite(connection: Connection, schema: str | None) -> list[str]:
     query = "SELECT sql FROM sqlite_master WHERE tbl_name LIKE 'fenced%' AND tbl_name != 'fenced_version'"
     rows = connection.scalars(text(f"{query} AND sql IS NOT NULL ORDER BY type, name"))
-    return [re.sub(r"\s+", " ", row) for row in rows]
+    # Alembic writes DEFAULT (20) for DEFAULT 20 in a revision that its autogenerate made.
+    return [re.sub(r"DEFAULT \(('?\w*'?)\)", r"DEFAULT \1", re.sub(r"\s+", " ", row)) for row in rows]

@@ -166,7 +166,9 @@ def test_our_upgrade_inside_a_hosts_revision_leaves_the_hosts_own_operations_wor
 
 
 def _with_ours(host: Host) -> None:
-    host.revision("0002", "0001", "later", up=f"schema.up({schema.HEAD!r})", back="schema.down('base')")
+    host.revision(
+        "0002", "0001", "later", up=f"schema.up({schema.HEAD!r})", back=f"schema.down({schema.HEAD!r})"
+    )
 
 
 def test_our_tables_in_a_revision_of_the_hosts(host: Host) -> None:

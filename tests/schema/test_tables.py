@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from fencedjobs import schema
 from fencedjobs.errors import InvalidValue, SchemaMismatch, UnsupportedDatabase
 from fencedjobs.models import Base
 from tests.databases import Database, empty_database
-from tests.schema.catalog import TABLES, described
+from tests.schema.catalog import TABLES, described, load
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,20 +52,12 @@ def test_the_offline_script_makes_the_same_tables(empty: Database, tmp_path: Pat
     with empty_database(empty.backend, tmp_path) as other:
         online, offline = empty.engine(), other.engine()
         schema.upgrade(online)
-        _load(offline, schema.sql(empty.backend))
+        load(offline, schema.sql(empty.backend))
         assert described(offline) == described(online)
         assert schema.current(offline) == schema.HEAD
         schema.upgrade(offline)
         online.dispose()
         offline.dispose()
-
-
-def _load(engine: Engine, script: str) -> None:
-    with engine.connect() as connection:
-        for statement in re.split(r";\s*$", script, flags=re.MULTILINE):
-            if statement.strip() not in ("", "BEGIN", "COMMIT"):
-                connection.exec_driver_sql(statement)
-        connection.commit()
 
 
 def test_alembics_own_sql_option_prints_the_script() -> None:

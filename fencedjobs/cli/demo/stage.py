@@ -9,8 +9,8 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, Table
 
-from fencedjobs.dialects import Key
 from fencedjobs.models import Job, Lock, OutboxEvent, tables
+from fencedjobs.types import Key
 
 DIES_WITH: Final = 73  # the exit code of the relay that dies
 
