@@ -7,8 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from tests.cli.helpers import environment
 from tests.worker.helpers import until
@@ -19,6 +22,19 @@ _PATIENCE = 60.0  # seconds; a busy machine takes its time
 def eventually(condition: Callable[[], bool]) -> None:
     """Wait for something that programs do, patiently: each look costs them time."""
     until(condition, _PATIENCE, every=0.05)
+
+
+@contextmanager
+def imported(folder: Path, *names: str) -> Iterator[dict[str, ModuleType]]:
+    """Modules of an app in this process, as new; later ones may import earlier ones."""
+    path = list(sys.path)
+    sys.path.insert(0, str(folder))
+    try:
+        yield {name: import_module(name) for name in names}
+    finally:
+        sys.path[:] = path
+        for name in names:
+            del sys.modules[name]
 
 
 class Program:

@@ -1,5 +1,6 @@
 """The shop's web app: takes orders, and (for another service, in real life) applies their events once."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 import db
@@ -41,9 +42,11 @@ Session = Annotated[AsyncSession, Depends(db.session)]
 
 
 @app.exception_handler(OperationalError)
+@app.exception_handler(InterfaceError)
 @app.exception_handler(OSError)
 async def unavailable(request: Request, error: Exception) -> Response:
-    """The database is away, or busy: nothing was written, or by the same id nothing is written twice."""
+    """The database is away, or busy. Under the same id nothing is written twice, so try again."""
+    logging.getLogger("shop").error("%s: the database is not available", request.url.path, exc_info=error)
     return JSONResponse({"detail": "try again"}, 503, {"Retry-After": "1"})
 
 

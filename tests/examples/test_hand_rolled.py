@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +19,22 @@ from fencedjobs import JobState, Store, Worker
 from tests.cli.helpers import text_of
 from tests.databases import Database
 from tests.pages import blocks
+from tests.programs import imported
 
 FOLDER = Path(__file__).parents[2] / "examples" / "hand_rolled"
 REVISION = "migrations/versions/0002_fencedjobs.py"
 PAGE = "replace_your_queue.md"
-MODULES = ("business", "before", "after")
 HOUR = 3600
 
 
 class App:
     """The app of the example, with its own queue and its own history, on one database."""
 
-    def __init__(self) -> None:
-        _forget()
-        self.business, self.before, self.after = map(import_module, MODULES)
-        self.engine: Engine = self.business.engine
+    def __init__(self, business: Any, before: Any, after: Any) -> None:
+        self.business, self.before, self.after = business, before, after
+        self.engine: Engine = business.engine
         self.store = Store(self.engine)
-        self._config = Config(FOLDER / "alembic.ini")
+        self._config = Config(str(FOLDER / "alembic.ini"))
 
     def upgrade(self, revision: str) -> None:
         command.upgrade(self._config, revision)
@@ -81,20 +78,14 @@ class App:
         worker.run(until_empty=True)
 
 
-def _forget() -> None:
-    for name in MODULES:
-        sys.modules.pop(name, None)
-
-
 @pytest.fixture
 def app(empty: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
     monkeypatch.setenv("DATABASE_URL", text_of(empty.url))
-    monkeypatch.syspath_prepend(FOLDER)
-    app = App()
-    app.upgrade("0001")
-    yield app
-    app.engine.dispose()
-    _forget()
+    with imported(FOLDER, "business", "before", "after") as modules:
+        app = App(**modules)
+        app.upgrade("0001")
+        yield app
+        app.engine.dispose()
 
 
 def refused(write: Callable[..., object], *arguments: object) -> None:
