@@ -34,7 +34,7 @@ def imported(folder: Path, *names: str) -> Iterator[dict[str, ModuleType]]:
     finally:
         sys.path[:] = path
         for name in names:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
 
 
 class Program:
