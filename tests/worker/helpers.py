@@ -151,9 +151,9 @@ async def settled(answer: Any) -> Any:
     return await answer if asyncio.iscoroutine(answer) else answer
 
 
-def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+def until(condition: Callable[[], bool], seconds: float = 10, every: float = 0.005) -> None:
     """Wait for something that another thread or process does; fail if it does not."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
+        time.sleep(every)
