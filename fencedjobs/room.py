@@ -134,7 +134,8 @@ class Room:
     def _conclude(self, attempt: Attempt, first: bool, result: Any, error: BaseException | None) -> None:
         if attempt.completed:
             self._in_hand.discard(attempt)
-            if error is not None or result is not None:
+            ours = attempt.is_over(error)  # the cancellation of one that had not returned, which was told
+            if not ours and (error is not None or result is not None):
                 self._ignore(attempt, result if error is None else ": ".join(edge.described(error)))
         elif first and attempt.unknown:
             self._settler.put(attempt, ending_of(attempt.handler, result, error), unknown=True)

@@ -1,7 +1,7 @@
 """Workers under chaos: killed, stopped past their leases, and restarted while they work.
 
 Every job is done, every business row is there once, and every late completion was refused. The default run
-is a few seconds a database. ``pytest -m soak tests/worker/test_chaos.py -s`` is 20,000 jobs and two minutes
+is a few seconds a database (``-m realtime``). ``pytest -m soak tests/worker/test_chaos.py -s`` is 20,000 jobs and two minutes
 of chaos on each, and prints the figures; ``FENCEDJOBS_CHAOS_SECONDS``, ``_JOBS`` and ``_SEED`` change that.
 """
 
@@ -44,6 +44,7 @@ def weathered(plan: Plan, crew: Staff, engine: Engine) -> dict[str, Any]:
     return audit.figures()
 
 
+@pytest.mark.realtime
 @databases
 def test_every_job_is_done_and_every_row_there_once(crew: Staff, engine: Engine) -> None:
     seed = random.randrange(2**32)

@@ -28,6 +28,7 @@ def thief(workers: Workers) -> Store:
 # --- kept -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.realtime
 def test_handlers_of_several_leases_keep_theirs(workers: Workers) -> None:
     for kind in ("sleeps", "waits", "burns"):
         workers.store.enqueue(kind, kind=kind)
@@ -48,6 +49,7 @@ def test_handlers_of_several_leases_keep_theirs(workers: Workers) -> None:
     assert "job.lost" not in workers.seen.names
 
 
+@pytest.mark.realtime
 def test_a_handler_that_blocks_its_loop_keeps_its_lease(workers: Workers) -> None:
     workers.store.enqueue("a", kind="k")
 
@@ -59,6 +61,7 @@ def test_a_handler_that_blocks_its_loop_keeps_its_lease(workers: Workers) -> Non
     assert "job.lost" not in workers.seen.names
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_an_open_transaction_on_one_job_does_not_keep_the_others_from_being_renewed(
     database: Database, engine: Engine
@@ -126,6 +129,7 @@ def test_the_local_end_counts_from_when_the_claim_was_sent(
     assert left[0] <= 29.7
 
 
+@pytest.mark.realtime
 def test_what_a_claim_brings_too_late_is_given_back(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,9 @@ def test_a_handler_that_hangs_after_its_transaction_frees_its_place(workers: Wor
     finally:
         release.set()
     assert workers.records()["a"].errors == ()
-    assert "did not return" in workers.seen.of(Observed.IGNORED)[0]["what"]
+    assert [facts["what"] for facts in workers.seen.of(Observed.IGNORED)] == [
+        "it did not return after its transaction"
+    ]
 
 
 def test_the_time_of_a_handler_begins_when_it_is_called(workers: Workers) -> None:

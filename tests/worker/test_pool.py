@@ -12,6 +12,7 @@ from fencedjobs import InvalidValue
 from tests.worker.helpers import Workers, transaction
 
 
+@pytest.mark.realtime
 def test_leases_are_renewed_while_a_handler_has_the_only_connection(workers: Workers) -> None:
     workers.store.enqueue("a", kind="k")
 

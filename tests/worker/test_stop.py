@@ -191,6 +191,7 @@ def test_of_a_claim_that_cannot_be_given_back_it_is_said(
     given_back(workers, "c")
 
 
+@pytest.mark.realtime
 def test_while_it_stops_leases_are_renewed(workers: Workers) -> None:
     workers.store.enqueue("a", kind="k")
     running = threading.Event()
