@@ -1,8 +1,8 @@
 """Workers under chaos: killed, stopped past their leases, and restarted while they work.
 
-Every job is done, every business row is there once, and every late completion was refused. The default run
-is a few seconds a database (``-m realtime``). ``pytest -m soak tests/worker/test_chaos.py -s`` is 20,000 jobs and two minutes
-of chaos on each, and prints the figures; ``FENCEDJOBS_CHAOS_SECONDS``, ``_JOBS`` and ``_SEED`` change that.
+Every job is done, every business row is there once, and every late completion was refused. ``-m realtime`` is
+a few seconds a database. ``pytest -m soak tests/worker/test_chaos.py -s`` is 20,000 jobs and two minutes of
+chaos on each, and prints the figures; ``FENCEDJOBS_CHAOS_SECONDS``, ``_JOBS`` and ``_SEED`` change that.
 """
 
 from __future__ import annotations
