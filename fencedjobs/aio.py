@@ -197,6 +197,7 @@ class AsyncStoreLeases(AsyncStoreHeld):
     """Leases on a table of the host, each verb in a short transaction of its own; see `StoreLeases`."""
 
     claim = _awaited(StoreLeases.claim)
+    claim_where = _awaited(StoreLeases.claim_where)
     get = _awaited(StoreLeases.get)
     settle = _awaited(StoreLeases.settle)
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from io import StringIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sqlalchemy import (
     Column,
@@ -148,6 +148,18 @@ def include_name(name: str | None, type_: str, parent_names: MutableMapping[Any,
     ``include_name`` of its own asks both.
     """
     return type_ != "table" or name not in {VERSION_TABLE, *models.Base.metadata.tables}
+
+
+def render_item(type_: str, item: Any, autogen_context: Any) -> str | Literal[False]:
+    """For ``context.configure(render_item=…)`` in a host's ``env.py``: our column types, with their import.
+
+    Autogenerate writes them for the columns of `LeaseMixin`, and a revision without the import would not run.
+    A host that has a ``render_item`` of its own asks this one first, and goes on if it says ``False``.
+    """
+    if type_ != "type" or type(item).__module__ != dialects.__name__:
+        return False
+    autogen_context.imports.add(f"import {dialects.__name__}")
+    return f"{dialects.__name__}.{item!r}"
 
 
 def metadata(dialect: Dialect, schema: str | None = None) -> MetaData:
