@@ -225,12 +225,14 @@ class Store:
             self.transactions.engine.dispose(close=False)
             self._pid, self._checked = os.getpid(), False
         if not self._checked:
-            self.transactions.run(self._require, reading=True)
+            if self.transactions.run(self._require, reading=True):
+                dialects.refuse_shared_connections(self.transactions.engine)
             self._checked = True
 
-    def _require(self, tx: Transaction) -> None:
+    def _require(self, tx: Transaction) -> bool:
         dialects.require_version(tx.connection)
         schema.require(tx.connection, self._schema)
+        return dialects.may_lose_statements(tx.connection)
 
     # --- jobs -------------------------------------------------------------------------------------
 
