@@ -13,7 +13,7 @@ from traceback import clear_frames
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import ColumnElement, Engine
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only, greenlet_spawn
 
@@ -162,15 +162,15 @@ class AsyncUnitOfWork:
 
     def __init__(
         self,
-        session: AsyncSession,
+        session: AsyncSession | async_scoped_session[Any],
         *,
         schema: str | None = None,
         clock: Clock | None = None,
         notify: bool = True,
     ) -> None:
-        self.session = session
+        self.session: AsyncSession = session() if isinstance(session, async_scoped_session) else session
         self._join = functools.partial(
-            UnitOfWork, session.sync_session, schema=schema, clock=clock, notify=notify
+            UnitOfWork, self.session.sync_session, schema=schema, clock=clock, notify=notify
         )
         self.jobs = AsyncJobs(lambda: self._join().jobs)
         self.outbox = AsyncOutbox(lambda: self._join().outbox)
@@ -197,6 +197,7 @@ class AsyncStoreLeases(AsyncStoreHeld):
     """Leases on a table of the host, each verb in a short transaction of its own; see `StoreLeases`."""
 
     claim = _awaited(StoreLeases.claim)
+    claim_where = _awaited(StoreLeases.claim_where)
     get = _awaited(StoreLeases.get)
     settle = _awaited(StoreLeases.settle)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from typing import Any, Final
 
 from fencedjobs import job_sql as sql
@@ -12,15 +11,8 @@ from fencedjobs import payload as edge
 from fencedjobs.enqueue import BULK
 from fencedjobs.job_sql import WAITING
 from fencedjobs.jobs import JoinedJobs
-from fencedjobs.leases import at, identity, locked_among, make, make_many, renew
+from fencedjobs.leases import Again, at, identity, locked_among, make, make_many, renew
 from fencedjobs.values import JobLease, JobState, Outcome
-
-
-class Again(Enum):
-    """Why a claim that got nothing is to be repeated."""
-
-    AT_ONCE = "so many rows were found dead or unwanted that it was time to commit"
-    SOON = "others hold the rows at this moment"
 
 
 class Jobs(JoinedJobs):

@@ -530,6 +530,94 @@ def _autocommits(connection: PoolProxiedConnection) -> bool:
     return False
 
 
+# --- poolers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Preparing:
+    """What is to be known of a driver that prepares statements on the server by itself."""
+
+    process: Callable[[Any], int]  #: the server's process, as the driver was told when it connected
+    prepares: Callable[[PoolProxiedConnection], bool]
+    remedy: str
+
+
+def _asyncpg_prepares(connection: PoolProxiedConnection) -> bool:
+    adapted: Any = connection.dbapi_connection
+    name = getattr(adapted, "_prepared_statement_name_func", lambda: None)
+    return getattr(adapted, "_prepared_statement_cache", None) is not None or name() is None
+
+
+_PREPARING: Final = {
+    "psycopg": _Preparing(
+        lambda driver: int(driver.info.backend_pid),
+        lambda connection: connection.driver_connection.prepare_threshold is not None,  # type: ignore[union-attr]
+        "{'prepare_threshold': None}",
+    ),
+    "asyncpg": _Preparing(
+        lambda driver: int(driver.get_server_pid()),
+        _asyncpg_prepares,
+        "{'statement_cache_size': 0, 'prepared_statement_cache_size': 0, "
+        "'prepared_statement_name_func': lambda: f'fenced_{uuid4().hex}'}",
+    ),
+}
+
+
+def may_lose_statements(connection: Connection) -> bool:
+    """Whether the driver prepares statements, and a pooler is between it and the server."""
+    known = _PREPARING.get(connection.dialect.driver)
+    if known is None or not known.prepares(connection.connection):
+        return False
+    here = connection.scalar(select(func.pg_backend_pid()))
+    return here != known.process(connection.connection.driver_connection)
+
+
+def refuse_shared_connections(engine: Engine) -> None:
+    """Refuse a pooler that gives each transaction another connection, for a driver that prepares statements.
+
+    In that mode a second client is served by the connection that the first one had just before, or the
+    first one by several. Needs a connection from the pool, and one beside it.
+    """
+    seen = list[int]()
+    with engine.connect() as connection:
+        for _ in range(2):
+            seen.append(connection.scalar(select(func.pg_backend_pid())) or 0)
+            connection.rollback()
+        beside = engine.pool.recreate()
+        try:
+            second = beside.connect()
+            cursor = second.cursor()
+            cursor.execute("SELECT pg_backend_pid()")
+            other = (cursor.fetchone() or (0,))[0]
+            cursor.close()
+            second.close()
+        finally:
+            beside.dispose()
+    if seen[0] != seen[1] or other in seen:
+        raise UnsupportedDatabase(_pooled_away(engine.dialect))
+
+
+def _pooled_away(dialect: Dialect) -> str:
+    known = _PREPARING.get(dialect.driver)
+    remedy = f"connect_args={known.remedy}" if known else "the driver's option that prepares no statements"
+    return (
+        "a pooler gives each transaction another connection, where statements that the driver has prepared "
+        f"are unknown, or somebody else's: create the engine with {remedy}; see docs/poolers.md"
+    )
+
+
+_STATEMENT_LOST: Final = {"26000", "42P05"}  # a prepared statement is not there; is there already
+
+
+def explain(error: Exception, dialect: Dialect) -> None:
+    """Raise `UnsupportedDatabase` for an error that comes of a pooler and the driver's settings.
+
+    It may be the driver's own, from SQLAlchemy's first questions on a new connection.
+    """
+    if _sqlstate(getattr(error, "orig", error)) in _STATEMENT_LOST:
+        raise UnsupportedDatabase(_pooled_away(dialect)) from error
+
+
 # --- wake-ups -------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from fencedjobs.errors import InboxConflict
 from fencedjobs.guards import JoinedGuards
 from fencedjobs.inbox import JoinedInbox
+from fencedjobs.leases import Again
 from fencedjobs.locks import Locks
 from fencedjobs.outbox import JoinedOutbox
 from fencedjobs.row_leases import JoinedLeases, Leases
@@ -20,12 +21,15 @@ from fencedjobs.values import Lease, LeaseRecord
 P = ParamSpec("P")
 T = TypeVar("T")
 V = TypeVar("V")
+L = TypeVar("L", bound=Lease)
 
 
 class Runner(Protocol):
     """What runs a verb in a transaction of its own: the store."""
 
     def run(self, verb: Callable[[Transaction], T], *, subject: Any = None, reading: bool = False) -> T: ...
+
+    def claiming(self, verb: Callable[[Transaction], list[L] | Again], *, subject: Any) -> list[L]: ...
 
     def who(self, owner: str | None) -> str: ...
 
@@ -87,6 +91,30 @@ class StoreLeases(StoreHeld):
     ) -> Lease | None:
         """Take the lease of this row for ``ttl`` seconds; ``None`` if it is held or not there."""
         return self._claim(pk, owner, ttl, now)
+
+    def claim_where(
+        self,
+        condition: Any,
+        *,
+        owner: str | None = None,
+        order_by: Any = None,
+        limit: int,
+        ttl: float,
+        now: float | None = None,
+    ) -> list[Lease]:
+        """Take up to ``limit`` rows (1 to 1000) that are free, open, and fulfil ``condition``.
+
+        ``condition`` is an SQL expression on the mapped class. Rows are taken, and come back, by ``order_by``
+        (a column, an expression, or several), then by the key. A row that somebody else has locked is passed
+        by. An empty list means that there is nothing to take, or that others held all of it for some time.
+        """
+        who = self._store.who(owner)
+        return self._store.claiming(
+            lambda tx: self._verbs(tx).claim_where(
+                condition, who, order_by=order_by, limit=limit, ttl=ttl, now=now
+            ),
+            subject=who,
+        )
 
     def get(self, pk: Any) -> LeaseRecord | None:
         """The lease columns of the row; ``None`` if there is none."""

@@ -6,13 +6,15 @@ and the host's own tables are four uses of it.
 How a statement gets its rows: a *named* lease is written by its guard. Rows that are *picked* (the
 next ready ones, the expired ones) are locked, changed under the lock and returned: in one statement
 where the database has UPDATE … RETURNING, else by SELECT … FOR UPDATE, an UPDATE on what was read,
-and a locking read. Verbs do not see the difference.
+and a locking read. Verbs do not see the difference. (What is picked by a caller's own condition, in the
+caller's own order, goes the second way everywhere.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -213,6 +215,13 @@ def _holds(leased: Leased, given: bool) -> Select[Any]:
 # --- rows that are picked -------------------------------------------------------------------------
 
 
+class Again(Enum):
+    """Why a claim that got nothing is to be repeated."""
+
+    AT_ONCE = "so many rows were found dead or unwanted that it was time to commit"
+    SOON = "others hold the rows at this moment"
+
+
 @dataclass(frozen=True, eq=False)
 class Transition:
     """Rows to pick, and what becomes of them; without ``values`` they are deleted.
@@ -220,6 +229,9 @@ class Transition:
     ``values`` are written in their order: MariaDB evaluates each with those before it already
     changed. ``order`` and LIMIT (the parameter ``limit``) go with picking several; rows that
     somebody else has locked are skipped then, while a single named row is waited for.
+
+    ``once``: it is made for one call, from a condition of the caller's. Its statements are not
+    remembered, and its rows, which begin with the key, come back in the order in which they were picked.
     """
 
     leased: Leased
@@ -227,7 +239,7 @@ class Transition:
     values: Sequence[tuple[Column[Any], Any]] | None
     returning: Sequence[ColumnElement[Any]]
     order: Sequence[ColumnElement[Any]] = ()
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    once: bool = False
 
     @property
     def several(self) -> bool:
@@ -235,7 +247,10 @@ class Transition:
 
 
 def make(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Any]:
-    """Carry out a transition; the rows as they are afterwards (as they were, if deleted), in no order."""
+    """Carry out a transition; the rows as they are afterwards (as they were, if deleted).
+
+    They come in no order, if the transition is not for `once`.
+    """
     rows = _made(tx, transition, parameters)
     if transition.several and len(rows) > parameters["limit"]:
         raise TransactionLost(f"{len(rows)} rows changed for a limit of {parameters['limit']}: a bad plan")
@@ -244,7 +259,7 @@ def make(tx: Transaction, transition: Transition, parameters: Mapping[str, Any])
 
 def _made(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Any]:
     capabilities = tx.capabilities
-    if capabilities.update_returning:
+    if capabilities.update_returning and not transition.once:
         statement = _at_once(transition, capabilities.row_locks, capabilities.arrays)
         return tx.execute(statement, parameters).all()
     return _in_steps(tx, transition, parameters)
@@ -262,21 +277,31 @@ def _at_once(transition: Transition, row_locks: bool, arrays: bool) -> Any:
 
 
 def _in_steps(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Any]:
-    lock, write, read = _steps(transition)
+    lock, write, read = _new_steps(transition) if transition.once else _steps(transition)
     seen = tx.execute(lock, parameters).all()
     if not seen:
         return []
     these = {"rows": [row[0] for row in seen], "versions": [tuple(row[:2]) for row in seen]}
     if transition.leased.state is not None:
         these["states"] = sorted({row[2] for row in seen})
-    changed = tx.execute(write, {**parameters, **these}).rowcount
+    given = {**parameters, **these}
+    if tx.capabilities.update_returning:
+        rows = tx.execute(write.returning(*transition.returning), given).all()
+        changed = len(rows)
+    else:
+        changed = tx.execute(write, given).rowcount
+        rows = seen if transition.values is None else tx.execute(read, given).all()
     if changed != len(seen):
         raise TransactionLost(f"{len(seen)} rows were locked, but {changed} changed: is this a transaction?")
-    return seen if transition.values is None else tx.execute(read, {**parameters, **these}).all()
+    return _as_picked(rows, seen) if transition.once else rows
 
 
-@remembered
-def _steps(transition: Transition) -> tuple[Select[Any], Update | Delete, Select[Any]]:
+def _as_picked(rows: Sequence[Any], seen: Sequence[Any]) -> Sequence[Any]:
+    places = {row[0]: place for place, row in enumerate(seen)}
+    return sorted(rows, key=lambda row: places[row[0]])
+
+
+def _new_steps(transition: Transition) -> tuple[Select[Any], Update | Delete, Select[Any]]:
     leased, version = transition.leased, _version(transition.leased)
     these = leased.row.in_(bindparam("rows", expanding=True))
     # The state is compared by itself: with a text in the tuples MariaDB compares each row with each tuple.
@@ -292,6 +317,9 @@ def _steps(transition: Transition) -> tuple[Select[Any], Update | Delete, Select
     return lock, _write(transition, unchanged), read
 
 
+_steps = remembered(_new_steps)
+
+
 def _version(leased: Leased) -> list[Column[Any]]:
     """What a later write must find unchanged: the state and the fence that were read."""
     return [leased.row, leased.fence, *([] if leased.state is None else [leased.state])]
@@ -301,7 +329,10 @@ def _picked(columns: Sequence[ColumnElement[Any]], transition: Transition, row_l
     picked = select(*columns).where(transition.where)
     if transition.several:
         picked = picked.order_by(*transition.order).limit(bindparam("limit"))
-    return picked.with_for_update(skip_locked=transition.several) if row_locks else picked
+    if not row_locks:
+        return picked
+    # Rows that stay keep their key: who holds a foreign key to one must not make it be skipped.
+    return picked.with_for_update(skip_locked=transition.several, key_share=transition.values is not None)
 
 
 def _write(transition: Transition, where: ColumnElement[bool]) -> Any:

@@ -76,7 +76,10 @@ class Transactions:
             try:
                 with self._transaction(subject, patience, reading, current) as tx:
                     return verb(tx)
-            except DBAPIError as error:
+            except Exception as error:
+                dialects.explain(error, self.engine.dialect)
+                if not isinstance(error, DBAPIError):
+                    raise
                 # A connection lost before COMMIT was sent has changed nothing either.
                 again = dialects.is_transient(error) or error.connection_invalidated
                 if not (again and patience()):

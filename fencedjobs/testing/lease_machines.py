@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from sqlalchemy import ColumnElement, delete, inspect, literal, select, update
+from sqlalchemy import ColumnElement, delete, inspect, literal, select, true, update
 
 from fencedjobs.errors import LeaseLost
 from fencedjobs.testing import pairs
@@ -56,6 +57,47 @@ _ways = one_of("store", "store", "block", "breaks")
 _ttls = one_of(1.0, 2.5, 10.0, 1e-6)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which rows `claim_where` asks for, and in which order: as SQL, and as the oracle sees a row.
+
+    ``column`` has ``value`` (if there is a column), in the order of ``by`` (of the key, if it is none),
+    perhaps backwards.
+    """
+
+    column: str | None = None
+    value: Any = None
+    by: str | None = None
+    backwards: bool = False
+
+    def condition(self, table: Any) -> ColumnElement[bool]:
+        return true() if self.column is None else table.c[self.column] == self.value
+
+    def matches(self, row: Row) -> bool:
+        return self.column is None or row.values[self.column] == self.value
+
+    def order(self, table: Any, key: Any) -> Any:
+        column = key if self.by is None else table.c[self.by]
+        return column.desc() if self.backwards else column
+
+    def placed(self, rows: Sequence[Row]) -> dict[Any, int]:
+        """The place of each row, by its key; the key decides between equals, and always forwards."""
+        forwards = sorted(rows, key=lambda row: row.id)
+        ordered = sorted(forwards, key=self._value, reverse=self.backwards)
+        return {row.id: place for place, row in enumerate(ordered)}
+
+    def _value(self, row: Row) -> Any:
+        return row.id if self.by is None else row.values[self.by]
+
+
+def _wanted(values: Mapping[str, Sequence[Any]]) -> st.SearchStrategy[Wanted]:
+    """Orders are by whole numbers only: of texts and of NULL each database has its own."""
+    pairs = [(None, None), *((name, value) for name, these in values.items() for value in these)]
+    numbers = [name for name, these in values.items() if all(type(one) is int for one in these)]
+    picked = st.tuples(one_of(*pairs), one_of(None, *numbers), st.booleans())
+    return picked.map(lambda drawn: Wanted(drawn[0][0], drawn[0][1], drawn[1], drawn[2]))
+
+
 def _steps(
     values: Mapping[str, Sequence[Any]], conditions: Sequence[str], backwards: bool
 ) -> st.SearchStrategy[Step]:
@@ -68,6 +110,9 @@ def _steps(
     return st.one_of(
         step_of("claim", row=rows, owner=owners, ttl=_ttls, cut=cuts),
         step_of("claim", row=rows, owner=owners, ttl=_ttls, cut=st.none()),
+        step_of(
+            "claim_where", wanted=_wanted(values), owner=owners, limit=one_of(1, 2, 9), ttl=_ttls, cut=cuts
+        ),
         use,
         step_of("use", past=past_leases, verb=one_of("settle", "renew"), way=_ways, values=some, cut=cuts),
         step_of("creep", by=one_of(1e-6, 0.25, 1.0)),
@@ -171,6 +216,20 @@ class LeaseMachine(RuleBasedStateMachine):
         same("claim", want if lost else got, want)
         self._keep(want)
         return want
+
+    def claim_where(self, wanted: Wanted, owner: str, limit: int, ttl: float, cut: str | None = None) -> None:
+        """Several rows at once, in order."""
+        options: dict[str, Any] = {"limit": limit, "ttl": ttl, "now": self.now}
+        condition, order = wanted.condition(self.table), wanted.order(self.table, self.key)
+        call = partial(self.verbs.claim_where, condition, owner=owner, order_by=order, **options)
+        got, lost = severed(self.store, cut, call)
+        if lost == BEFORE:
+            return
+        places = wanted.placed([*self.model.rows.values()])
+        want = self.model.claim_where(wanted.matches, owner, place=lambda row: places[row.id], **options)
+        same("claim_where", want if lost else got, want)
+        for lease in want:
+            self._keep(lease)
 
     def use(
         self, past: Past, verb: str, way: str, values: dict[str, Any], cut: str | None = None

@@ -5,7 +5,7 @@ Whether a row is open is the host's own condition: the machine tells the oracle,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,10 +39,23 @@ class LeaseModel:
     def claim(self, id: Any, owner: str, *, ttl: float, now: float) -> Lease | None:
         """The lease of an open row that nobody has, or whose lease ended at or before now."""
         row = self.rows.get(id)
-        if row is None or not row.open or (row.owner is not None and now < row.until):
+        if row is None or not _free(row, now):
             return None
-        row.owner, row.fence, row.until = owner, row.fence + 1, now + ttl
-        return Lease(id, owner, row.fence, row.until)
+        return _given(row, owner, now + ttl)
+
+    def claim_where(
+        self,
+        matches: Callable[[Row], bool],
+        owner: str,
+        *,
+        place: Callable[[Row], Any],
+        limit: int,
+        ttl: float,
+        now: float,
+    ) -> list[Lease]:
+        """The leases of the first ``limit`` free rows that match, by ``place``, which no two rows share."""
+        free = sorted((row for row in self.rows.values() if _free(row, now) and matches(row)), key=place)
+        return [_given(row, owner, now + ttl) for row in free[:limit]]
 
     def renew(self, lease: Lease, *, ttl: float, now: float) -> Lease:
         """The same lease with a new end, also an earlier one."""
@@ -96,6 +109,15 @@ class LeaseModel:
         if not held or (now is not None and now >= row.until):
             raise LeaseLost(lease, row.record())
         return row
+
+
+def _free(row: Row, now: float) -> bool:
+    return row.open and (row.owner is None or now >= row.until)
+
+
+def _given(row: Row, owner: str, until: float) -> Lease:
+    row.owner, row.fence, row.until = owner, row.fence + 1, until
+    return Lease(row.id, owner, row.fence, row.until)
 
 
 @dataclass(slots=True)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from sqlalchemy import Engine
+from sqlalchemy import Engine, true
 from sqlalchemy.orm import Session
 
 from fencedjobs import Store, leases, row_leases
+from fencedjobs.leases import Transition
 from fencedjobs.testing import pairs
 from fencedjobs.testing.lease_machines import LeaseMachine, every_pair, lease_machine
 from fencedjobs.testing.lease_model import GuardModel
@@ -100,6 +102,32 @@ def test_a_guard_that_forgets_something_is_noticed(
         monkeypatch.undo()
         for builder in remembered:
             builder.cache_clear()  # type: ignore[attr-defined]
+
+
+CLAIMS: dict[str, Callable[[Transition], dict[str, Any]]] = {
+    "takes what is not free": lambda made: {"where": made.where | (row_leases.NOW >= 0.0)},
+    "takes what does not match": lambda made: {"where": true()},
+    "gives the same fence": lambda made: {"values": made.values[:2]},  # type: ignore[index]
+    "ends too early": lambda made: {"values": [*made.values[:1], *made.values[2:]]},  # type: ignore[index]
+    "takes the last": lambda made: {"order": made.order[1:] or [made.leased.key.desc()]},
+    "returns them in no order": lambda made: {"once": False},
+}
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("spoilt", CLAIMS)
+def test_a_wrong_claim_of_many_is_noticed(
+    tables: Engine, sync_store: Store, spoilt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = row_leases._claim_where
+
+    def worse(*given: Any) -> Transition:
+        made = claim(*given)
+        return replace(made, **CLAIMS[spoilt](made))
+
+    monkeypatch.setattr(row_leases, "_claim_where", worse)
+    with pytest.raises(Disagreement):
+        run_state_machine_as_test(machine_of(sync_store, Order, **OPEN), settings=SEARCH)
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
