@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
-_OPEN = re.compile(r"^( {0,3})(`{3,}|~{3,}) *(\S*)")
+_OPEN = re.compile(r"^( *)(`{3,}|~{3,}) *(\S*)")
 _MARK = re.compile(r"<!-- not run: (.+) -->")
 
 

@@ -29,7 +29,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from fencedjobs import Event, JobState, Store, dialects, schema
+from fencedjobs import Event, JobState, Store, UnsupportedDatabase, dialects, schema
 from fencedjobs.models import Job
 from fencedjobs.testing.queue import StoreQueue
 from tests.cli.helpers import environment
@@ -263,7 +263,7 @@ class Verification(Scene):
 
     def afterwards(self) -> None:
         with self.engine.begin() as connection:
-            connection.execute(delete(Job.__table__))
+            connection.execute(delete(Job))
         run_briefly(self.names["TestJobs"])
         run_briefly(self.names["TestOutbox"])
 
@@ -316,6 +316,128 @@ class Migrations(Scene):
             Base.metadata.remove(Base.metadata.tables[name])
 
 
+class Index(Scene):
+    def afterwards(self) -> None:
+        assert self.state("order-7") == "done"
+
+
+class Concepts(Scene):
+    def afterwards(self) -> None:
+        job = self.store.get("job-7")
+        assert job is not None
+        assert (job.result, job.fence) == ("B's result", 2)
+
+
+class ChoosingTtl(Scene):
+    def afterwards(self) -> None:
+        assert self.state("report-1") == "done"
+        assert self.names["worker"].handlers.of("report").max_runtime == 3600
+
+
+class IdempotentHandlers(Scene):
+    """Each outside system does as it was asked the first time, and its answer is lost: a second attempt."""
+
+    def prepare(self, stack: ExitStack) -> None:
+        self.charged: list[str] = []
+        self.put: list[tuple[str, int]] = []
+        self.posted: list[str] = []
+        self.names |= {
+            "payments": SimpleNamespace(charge=self.charge),
+            "files": SimpleNamespace(put=self.store_file),
+            "draw": str, "post": self.letter,
+        }  # fmt: skip
+
+    def charge(self, amount: int, *, idempotency_key: str) -> str:
+        self.charged.append(idempotency_key)
+        return self.lost(self.charged, 1) or "receipt"
+
+    def store_file(self, name: str, data: str, *, fence: int) -> None:
+        self.put.append((name, fence))
+        self.lost(self.put, 1)
+
+    def letter(self, address: str) -> None:
+        self.posted.append(address)
+        self.lost(self.posted, 2)
+
+    def lost(self, done: list[Any], number: int) -> str:
+        if len(done) == number:
+            raise ConnectionError("no answer")
+        return ""
+
+    def afterwards(self) -> None:
+        worker, payload = self.names["worker"], {"qty": 7, "amount": 70, "to": ["a", "b"]}
+        kinds = worker.handlers.kinds
+        for kind in kinds:
+            self.store.enqueue(kind, payload, kind=kind)
+        self.work_off(worker, len(kinds))
+        assert kinds == ["pack", "announce", "charge", "render", "letters"]
+        assert [shipment.qty for shipment in self.rows(Shipment)] == [7]
+        assert [event.id for event in self.store.outbox.pending()] == ["packed-announce"]
+        assert self.charged == ["charge-charge"] * 2, "one key in both attempts"
+        assert self.put == [("render.pdf", 1), ("render.pdf", 2)], "the fence tells them apart"
+        assert self.posted == ["a", "b", "b"], "it went on from the checkpoint"
+
+    def work_off(self, worker: Any, jobs: int) -> None:
+        """Retries wait for a second at most."""
+        end = time.monotonic() + 20
+        while self.store.counts() != {"default": {JobState.DONE: jobs}}:
+            assert time.monotonic() < end, self.store.counts()
+            worker.run(until_empty=True)
+            time.sleep(0.05)
+
+
+class Quarantine(Scene):
+    """Jobs and events as the page talks of them."""
+
+    def prepare(self, stack: ExitStack) -> None:
+        for id, error in (("order-7", "out of paper"), ("a", "no route to host"), ("b", "no route to host")):
+            self.store.enqueue(id, {"qty": 7})
+            lease = self.store.claim("w", ttl=60, id=id)
+            assert lease is not None
+            self.store.fail(lease, error, retry=None)
+        self.store.enqueue("order-8", {})
+        self.store.quarantine("order-8", "no quantity")
+        self.store.enqueue("order-9")
+        self.store.enqueue("order-10")
+        for id in ("packed-7", "packed-8"):
+            self.store.outbox.add(id, {"qty": 7}, topic="warehouse")
+        self.store.outbox.quarantine("packed-7", "refused")
+
+    def afterwards(self) -> None:
+        states = {id: self.state(id) for id in ("order-7", "order-8", "order-9", "order-10", "a", "b")}
+        assert states == {
+            "order-7": "ready", "order-8": "ready", "order-9": "cancelled", "order-10": "quarantined",
+            "a": "ready", "b": "ready",
+        }  # fmt: skip
+        mended = self.store.get("order-8")
+        assert mended is not None
+        assert mended.payload == {"qty": 8}
+        assert [event.id for event in self.store.outbox.pending()] == ["packed-7"]
+
+
+class Backups(Scene):
+    def prepare(self, stack: ExitStack) -> None:
+        self.store.enqueue("order-7")
+
+
+class Isolation(Scene):
+    def afterwards(self) -> None:
+        assert self.state("order-7") == "ready"
+        assert isinstance(self.refusals[0], UnsupportedDatabase)
+
+    def prepare(self, stack: ExitStack) -> None:
+        self.refusals: list[object] = []
+        self.names["print"] = self.refusals.append
+
+
+class Security(Scene):
+    def afterwards(self) -> None:
+        self.store.enqueue("good", {"qty": 7}, kind="pack")
+        self.store.enqueue("bad", {"qty": "7; DROP TABLE"}, kind="pack")
+        self.names["worker"].run(until_empty=True)
+        assert (self.state("good"), self.state("bad")) == ("done", "quarantined")
+
+
 class Workers(Scene):
     def prepare(self, stack: ExitStack) -> None:
         self.names |= {"open_now": lambda: True}
@@ -337,9 +459,17 @@ class Workers(Scene):
 
 SCENES: dict[str, type[Scene]] = {
     "README.md": Readme,
+    "docs/backups.md": Backups,
+    "docs/choosing_ttl.md": ChoosingTtl,
+    "docs/concepts.md": Concepts,
     "docs/guards.md": Guards,
+    "docs/idempotent_handlers.md": IdempotentHandlers,
+    "docs/index.md": Index,
+    "docs/isolation.md": Isolation,
     "docs/migrations.md": Migrations,
     "docs/outbox.md": Outbox,
+    "docs/quarantine.md": Quarantine,
+    "docs/security.md": Security,
     "docs/senders.md": Senders,
     "docs/testing.md": Testing,
     "docs/verification.md": Verification,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.docs.blocks import Block, blocks, name_of, pages
-from tests.docs.commands import commands, run_command
+from tests.docs.commands import check_fencedjobs, commands, run_command
 from tests.docs.scenes import SCENES, Scene, shop
 
 #: Each has a test of its own.
@@ -20,6 +22,8 @@ ELSEWHERE = {
 
 #: No code: output, pictures, configuration.
 PROSE = {"", "text", "ini"}
+
+_COMMAND = re.compile(r"`(fencedjobs [a-z-][^`]*)`")
 
 PAGES = {name_of(page): page for page in pages() if name_of(page) not in ELSEWHERE}
 
@@ -41,6 +45,8 @@ def play(block: Block, scene: Scene) -> None:
                 assert answer is None or answer.code == scene.code_of(words), f"{words}: {answer}"
         case "json":
             json.loads(block.text)
+        case "sql":
+            assert block.page == "docs/security.md", "which test_grants.py runs, and no other"
         case other:
             raise AssertionError(f"{block}: nobody knows how to run {other!r}")
 
@@ -58,6 +64,15 @@ def test_the_blocks_of_a_page_run_in_their_order(
             if block.language not in PROSE and not block.not_run:
                 play(block, scene)
         scene.afterwards()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_in_the_text_of_a_page_can_be_called(name: str, tmp_path: Path) -> None:
+    """They may leave values out, or show them as …; what stands in square brackets may be left out."""
+    for text in _COMMAND.findall(PAGES[name].read_text()):
+        for words in commands(text.replace("[", "").replace("]", "")):
+            with suppress(click.BadParameter):
+                check_fencedjobs(words[1:])
 
 
 def test_few_blocks_are_marked_as_not_run_and_each_says_why() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
@@ -53,7 +52,7 @@ def _in_navigation(entry: Any) -> list[str]:
 
 
 def test_the_navigation_has_every_page_once() -> None:
-    named = _in_navigation(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    named = _in_navigation(load_config(str(ROOT / "mkdocs.yml")).nav)
     written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     assert len(named) == len({*named})
     assert {*named} - TO_COME <= written, "there is no such page"
