@@ -90,7 +90,7 @@ class Scene:
             "__name__": "page", "url": self.url, "engine": engine, "async_engine": async_engine,
             "store": self.store, "create_engine": create_engine, "select": select, "update": update,
             "asyncio": asyncio, "Session": Session, "Mapped": Mapped, "mapped_column": mapped_column,
-            "Base": Base, "order": Order(id="order-7", qty=7), "sleep": time.sleep, **MODELS,
+            "Base": Base, "order": Order(id="order-7", qty=7), **MODELS,
         }  # fmt: skip
         self.prepare(stack)
 
