@@ -46,6 +46,15 @@ def run_command(words: list[str]) -> Answer | None:
     return run(*arguments)
 
 
+def names_of(group: click.Group, before: str = "") -> Iterator[str]:
+    """Every command, as it is called."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from names_of(command, f"{before}{name} ")
+        else:
+            yield before + name
+
+
 def check_fencedjobs(arguments: list[str]) -> None:
     """The command is there, and takes what it is given."""
     command: click.Command = cli

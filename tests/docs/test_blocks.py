@@ -11,8 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
+from fencedjobs.cli.app import cli
 from tests.docs.blocks import Block, blocks, name_of, pages
-from tests.docs.commands import check_fencedjobs, commands, run_command
+from tests.docs.commands import check_fencedjobs, commands, names_of, run_command
 from tests.docs.scenes import SCENES, Scene, shop
 
 #: Each has a test of its own.
@@ -73,6 +74,13 @@ def test_commands_in_the_text_of_a_page_can_be_called(name: str, tmp_path: Path)
         for words in commands(text.replace("[", "").replace("]", "")):
             with suppress(click.BadParameter):
                 check_fencedjobs(words[1:])
+
+
+def test_every_command_is_on_the_page_of_the_command_line() -> None:
+    page = PAGES["docs/cli.md"].read_text()
+    assert [
+        name for name in names_of(cli) if f"`{name}" not in page and f"fencedjobs {name}" not in page
+    ] == []
 
 
 def test_few_blocks_are_marked_as_not_run_and_each_says_why() -> None:
