@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from tests.docs.blocks import ROOT
+from tests.docs.blocks import blocks as parsed
+
 _NAME = re.compile(r"# ([\w./-]+)\n")
 _CHANGES = re.compile(r"--- (\S+)\n\+\+\+ \1\n")
 _HUNK = re.compile(r"^@@.*\n", re.MULTILINE)
@@ -43,4 +44,4 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     """The fenced code of a page in ``docs``, in order."""
-    return [Block(*found) for found in _FENCED.findall((ROOT / "docs" / page).read_text())]
+    return [Block(block.language, f"{block.text}\n") for block in parsed(ROOT / "docs" / page)]
