@@ -19,7 +19,7 @@ from fencedjobs.relay import Relay
 from tests.conftest import _absent
 from tests.databases import Database, empty_database
 from tests.host import test_session_forms as forms
-from tests.host.day import EXPECTED, day
+from tests.host.day import EXPECTED, day, rest
 from tests.hosts import Host, hosted, told
 from tests.poolers import pgbouncer
 from tests.servers import Missing
@@ -96,22 +96,6 @@ def empty(host: Host) -> None:
     with host.observer.connect() as connection:
         connection.execute(text("DELETE FROM fenced_jobs"))
         connection.execute(text("DELETE FROM fenced_locks"))
-
-
-def rest(host: Host) -> None:
-    """The verbs that the day has not called."""
-    store = host.store
-    lease = host.leased()
-    store.checkpoint(lease, {"page": 1})
-    assert [one is not None for one in store.renew_many([lease], ttl=60)] == [True]
-    assert store.complete_many([lease]) == []
-    assert store.inbox.accept("m", {"a": 1}) is True
-    assert store.inbox.accept("m", {"a": 1}) is False
-    assert store.guards.admit("r", 5) is True
-    assert store.guards.admit("r", 4) is False
-    assert [event.id for event in store.outbox.pending()] == ["order-1"]
-    assert store.purge(before=time.time() + 999) == 2
-    assert store.sweep() == 0
 
 
 @pytest.mark.parametrize("driver", DRIVERS, indirect=True, ids=str)

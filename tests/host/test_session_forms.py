@@ -172,7 +172,7 @@ def day(host: Host, form: Form) -> None:
     assert seen(host) == ([], None, None)
     within(order, "commit")
     assert seen(host) == (["ordered"], "ready", "pending")
-    lease = host.store.claim("w", ttl=600)
+    lease = host.store.claim("w", ttl=600, id="order-1")
     assert lease is not None
     within(packing(lease), "rollback")
     assert seen(host) == (["ordered"], "leased", "pending")
