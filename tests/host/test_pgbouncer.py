@@ -16,7 +16,7 @@ from sqlalchemy import URL, Engine, create_engine, text
 
 from fencedjobs import JobState, Store, UnsupportedDatabase, Worker, dialects, schema
 from fencedjobs.relay import Relay
-from tests.conftest import _absent
+from tests.conftest import absent
 from tests.databases import Database, empty_database
 from tests.host import test_session_forms as forms
 from tests.host.day import EXPECTED, day, rest
@@ -45,7 +45,7 @@ def pooling(database: Database, **options: Any) -> Iterator[int]:
         with pgbouncer(database.url, **options) as port:
             yield port
     except Missing as error:
-        _absent(f"there is no pgbouncer here: {error}")
+        absent(f"there is no pgbouncer here: {error}")
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_the_same_answers(database: Database, driver: str | None, port: int, poo
             assert day(host) == EXPECTED
             host.clear()
             empty(host)
-        forms.day(host, forms._plain if driver is None else forms._async)
+        forms.day(host, forms.plain if driver is None else forms.asynchronous)
         rest(host)
 
 
