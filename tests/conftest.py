@@ -58,7 +58,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(f"{lost} tests were skipped, because there is no {name} on this machine.")
 
 
-def _absent(reason: str) -> None:
+def absent(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(_ABSENT + reason, pytrace=False)
     pytest.skip(_ABSENT + reason)
@@ -83,7 +83,7 @@ def _database(backend: str, ready: Callable[[str], Ready], directory: Path) -> D
     try:
         return ready(backend).for_test(directory)
     except NoDatabase as error:
-        _absent(str(error))
+        absent(str(error))
         raise
 
 
@@ -113,7 +113,7 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
         with empty_database(request.param, tmp_path) as database:
             yield database
     except NoDatabase as error:
-        _absent(str(error))
+        absent(str(error))
 
 
 @pytest.fixture(params=ASYNC_DRIVERS)
@@ -137,7 +137,7 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         with brokers.nats(tmp_path_factory.mktemp("nats")) as url:
             yield url
     except NoBroker as error:
-        _absent(str(error))
+        absent(str(error))
 
 
 @pytest.fixture(scope="session")
@@ -146,5 +146,5 @@ def rabbitmq_url() -> str:
     try:
         return brokers.rabbitmq()
     except NoBroker as error:
-        _absent(str(error))
+        absent(str(error))
         raise

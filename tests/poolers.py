@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
-from tests.servers import Server, _answers, _as, _home, _which, free_port
+from tests.servers import Server, answers, free_port, home_and_user, program, run_as
 
 
 @contextmanager
@@ -19,16 +19,16 @@ def pgbouncer(url: URL, *, mode: str = "transaction", turns: bool = True) -> Ite
 
     ``turns``: each transaction is on another connection, so what outlives one turns up in somebody else's.
     """
-    program = _which("pgbouncer")
-    home, user = _home()
+    binary = program("pgbouncer")
+    home, user = home_and_user()
     port = free_port()
     (home / "ini").write_text(_configured(url, home, port, mode, turns))
     with (home / "log").open("wb") as log:
-        process = subprocess.Popen([program, home / "ini"], stdout=log, stderr=log, cwd=home, **_as(user))
+        process = subprocess.Popen([binary, home / "ini"], stdout=log, stderr=log, cwd=home, **run_as(user))
     server = Server(url.set(host="127.0.0.1", port=port), process, home)
     try:
         end = time.monotonic() + 30
-        while not _answers(server.url):
+        while not answers(server.url):
             if process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"pgbouncer did not start:\n{(home / 'log').read_text()}")
             time.sleep(0.02)

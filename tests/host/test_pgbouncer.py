@@ -16,10 +16,10 @@ from sqlalchemy import URL, Engine, create_engine, text
 
 from fencedjobs import JobState, Store, UnsupportedDatabase, Worker, dialects, schema
 from fencedjobs.relay import Relay
-from tests.conftest import _absent
+from tests.conftest import absent
 from tests.databases import Database, empty_database
 from tests.host import test_session_forms as forms
-from tests.host.day import EXPECTED, day
+from tests.host.day import EXPECTED, day, rest
 from tests.hosts import Host, hosted, told
 from tests.poolers import pgbouncer
 from tests.servers import Missing
@@ -45,7 +45,7 @@ def pooling(database: Database, **options: Any) -> Iterator[int]:
         with pgbouncer(database.url, **options) as port:
             yield port
     except Missing as error:
-        _absent(f"there is no pgbouncer here: {error}")
+        absent(f"there is no pgbouncer here: {error}")
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_the_same_answers(database: Database, driver: str | None, port: int, poo
             assert day(host) == EXPECTED
             host.clear()
             empty(host)
-        forms.day(host, forms._plain if driver is None else forms._async)
+        forms.day(host, forms.plain if driver is None else forms.asynchronous)
         rest(host)
 
 
@@ -96,22 +96,6 @@ def empty(host: Host) -> None:
     with host.observer.connect() as connection:
         connection.execute(text("DELETE FROM fenced_jobs"))
         connection.execute(text("DELETE FROM fenced_locks"))
-
-
-def rest(host: Host) -> None:
-    """The verbs that the day has not called."""
-    store = host.store
-    lease = host.leased()
-    store.checkpoint(lease, {"page": 1})
-    assert [one is not None for one in store.renew_many([lease], ttl=60)] == [True]
-    assert store.complete_many([lease]) == []
-    assert store.inbox.accept("m", {"a": 1}) is True
-    assert store.inbox.accept("m", {"a": 1}) is False
-    assert store.guards.admit("r", 5) is True
-    assert store.guards.admit("r", 4) is False
-    assert [event.id for event in store.outbox.pending()] == ["order-1"]
-    assert store.purge(before=time.time() + 999) == 2
-    assert store.sweep() == 0
 
 
 @pytest.mark.parametrize("driver", DRIVERS, indirect=True, ids=str)

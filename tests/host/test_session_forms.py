@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fencedjobs import AsyncUnitOfWork, JobLease, JobState, LeaseLost, Store, UnitOfWork, schema
-from tests.conftest import _absent
+from tests.conftest import absent
 from tests.databases import BACKENDS, Database, empty_database
 from tests.forms import Blocking
 from tests.host.engines import MADE
@@ -30,7 +30,7 @@ def _used(session: Any) -> Iterator[Opened]:
         yield session, UnitOfWork(session)
 
 
-def _plain(host: Host) -> AbstractContextManager[Opened]:
+def plain(host: Host) -> AbstractContextManager[Opened]:
     return _used(Session(host.engine))
 
 
@@ -104,7 +104,7 @@ def _sqlmodel(host: Host) -> AbstractContextManager[Opened]:
 
 
 @contextmanager
-def _async(host: Host) -> Iterator[Opened]:
+def asynchronous(host: Host) -> Iterator[Opened]:
     assert host.runner is not None
     assert host.async_engine is not None
     session: AsyncSession = async_sessionmaker(host.async_engine)()
@@ -122,7 +122,7 @@ def _async_scoped(host: Host) -> Iterator[Opened]:
 
 
 SYNC: dict[str, Form] = {
-    "Session": _plain,
+    "Session": plain,
     "sessionmaker": _made(),
     "expire_on_commit=False": _made(expire_on_commit=False),
     "scoped_session": _scoped,
@@ -136,7 +136,7 @@ SYNC: dict[str, Form] = {
     "SQLModel": _sqlmodel,
 }
 
-ASYNC: dict[str, Form] = {"AsyncSession": _async, "async_scoped_session": _async_scoped}
+ASYNC: dict[str, Form] = {"AsyncSession": asynchronous, "async_scoped_session": _async_scoped}
 
 # --- the day --------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ def day(host: Host, form: Form) -> None:
     assert seen(host) == ([], None, None)
     within(order, "commit")
     assert seen(host) == (["ordered"], "ready", "pending")
-    lease = host.store.claim("w", ttl=600)
+    lease = host.store.claim("w", ttl=600, id="order-1")
     assert lease is not None
     within(packing(lease), "rollback")
     assert seen(host) == (["ordered"], "leased", "pending")
@@ -248,7 +248,7 @@ def test_a_session_of_two_phases_on_postgresql(monkeypatch: pytest.MonkeyPatch, 
     try:
         server = start_postgresql("max_prepared_transactions=5")
     except Missing as error:
-        _absent(f"there is no postgresql here: {error}")
+        absent(f"there is no postgresql here: {error}")
         raise
     try:
         monkeypatch.setenv(POSTGRESQL, server.url.render_as_string(hide_password=False))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 from uuid import UUID
@@ -14,6 +16,7 @@ from sqlalchemy import Engine, and_, event, func, select, text, true
 from sqlalchemy.orm import Session, aliased
 
 from fencedjobs import Lease, Store
+from fencedjobs import store as store_module
 from fencedjobs.values import LeaseRecord
 from tests.databases import Database
 from tests.jobs.helpers import T, just_before, on, refused
@@ -241,6 +244,20 @@ def test_a_row_that_somebody_has_locked_is_passed_by(crowd: Store) -> None:
         taken = leases.claim_where(Invoice.due <= 1, order_by=Invoice.due, limit=1, ttl=30, now=T)
         assert numbers(taken)[0] in (2, 3)
     assert sorted(numbers(leases.claim_where(Invoice.due == 0, limit=9, ttl=30, now=T))) == [4, 5]
+
+
+@on("postgresql", "mariadb")
+def test_it_looks_again_for_what_others_hold_at_this_moment(
+    crowd: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_CLAIM_PATIENCE", 10.0)
+    fill(engine_of(crowd), 2)
+    with Session(engine_of(crowd)) as other, ThreadPoolExecutor(1) as thread:
+        other.execute(select(Invoice).with_for_update()).all()
+        taking = thread.submit(crowd.leases(Invoice).claim_where, EVERY, limit=9, ttl=30, now=T)
+        time.sleep(0.1)
+        other.rollback()
+        assert len(taking.result(20)) == 2
 
 
 @on("postgresql")
