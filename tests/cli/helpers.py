@@ -52,10 +52,14 @@ def text_of(url: URL | str) -> str:
     return url if isinstance(url, str) else url.render_as_string(hide_password=False)
 
 
+#: what is for this process, and not for a host's
+_OUR_OWN = {"FENCEDJOBS_URL", "PYTEST_ADDOPTS"}
+
+
 def environment(**changes: str) -> dict[str, str]:
     """That of a child process which imports what this process imports."""
     path = os.pathsep.join(filter(None, sys.path))
-    kept = {name: value for name, value in os.environ.items() if name != "FENCEDJOBS_URL"}
+    kept = {name: value for name, value in os.environ.items() if name not in _OUR_OWN}
     return {**kept, "PYTHONPATH": path, **changes}
 
 
