@@ -31,6 +31,7 @@ def names(engine: Engine) -> set[str]:
     return {*places, *inspect(engine).get_table_names()}
 
 
+@pytest.mark.kit
 @EACH_DATABASE
 def test_every_stage_is_run_and_nothing_is_left_behind(engine: Engine, url: URL, tmp_path: Path) -> None:
     Store(engine).enqueue("somebody's")

@@ -159,6 +159,7 @@ def test_a_fault_leaves_when_its_block_ends(name: str) -> None:
     assert all(one is other for one, other in zip(parts(), sound, strict=True))
 
 
+@pytest.mark.kit
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_the_command_prints_a_line_for_each_fault(
     database: Database, capsys: pytest.CaptureFixture[str]

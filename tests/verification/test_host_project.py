@@ -161,6 +161,7 @@ def checked(python: Path, project: Path, database: Database, **environment: str)
     return ran.returncode, ran.stdout
 
 
+@pytest.mark.kit
 def test_three_lines_check_the_contract_on_the_projects_own_database(
     python: Path, project: Path, empty: Database
 ) -> None:
@@ -171,6 +172,7 @@ def test_three_lines_check_the_contract_on_the_projects_own_database(
     engine.dispose()
 
 
+@pytest.mark.kit
 @pytest.mark.parametrize("empty", ["sqlite"], indirect=True)
 def test_a_mistake_is_told_as_a_short_story(python: Path, project: Path, empty: Database) -> None:
     how = {"PLANTED": "attempts_counted_at_failure", "EXAMPLES": "50", "STEPS": "4"}

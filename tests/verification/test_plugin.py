@@ -159,6 +159,7 @@ def places(engine: Engine) -> tuple[list[str], list[str]]:
     return sorted(n for n in found.get_schema_names() if "verify" in n), sorted(found.get_table_names())
 
 
+@pytest.mark.kit
 def test_without_a_url_it_is_a_file_of_its_own_and_the_variable_is_heard(tmp_path: Path) -> None:
     (tmp_path / "test_app.py").write_text(TESTS)
     assert "8 passed" in pytest_in(tmp_path).stdout

@@ -51,6 +51,7 @@ def test_a_completion_by_id_alone_is_told_in_a_few_steps(tasks: Engine) -> None:
     assert any("claim(" in step and "worker='A'" in step for step in steps)
 
 
+@pytest.mark.kit
 def test_a_completion_by_worker_is_told_as_well(tasks: Engine) -> None:
     """The worker's first attempt ends what its second one has."""
     wrong, steps = story(ByWorker(tasks))
