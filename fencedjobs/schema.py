@@ -3,10 +3,11 @@
 Our revisions have a version table of their own, so that they never mix with the host's. Several processes
 may upgrade at once: one does the work, the others wait for it and find it done.
 
-Three ways to have the tables made:
+How to have the tables made (docs/migrations.md has more):
 
 - ``schema.upgrade(engine)``, or ``fencedjobs upgrade`` in a shell;
 - in a revision of the host's own history: ``schema.up("fj0001")``, and ``schema.down("fj0001")``;
+- by the host's own autogenerate, after ``schema.attach(metadata)``;
 - by hand from ``schema.sql("postgresql")``.
 """
 

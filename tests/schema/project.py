@@ -13,9 +13,8 @@ from alembic.config import Config
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine
 
 from fencedjobs import schema
-from tests.databases import Database
+from tests.databases import ASYNC_DRIVER, Database
 
-ASYNC = {"sqlite": "aiosqlite", "postgresql": "asyncpg", "mariadb": "aiomysql"}
 IGNORE = "include_name=schema.include_name"
 INI = """
 [alembic]
@@ -36,12 +35,13 @@ class Project:
         shutil.copy(source / "script.py.mako", self.directory / "history")
         env = (source / "env.py").read_text()
         (self.directory / "history" / "env.py").write_text(_edited(env, options))
+        self.more_locations = ""
         self.metadata = MetaData()
         Table("orders", self.metadata, Column("id", Integer, primary_key=True))
         self.backend = database.backend
         self.url = database.url
         if template == "async":
-            self.url = database.async_url(ASYNC[database.backend])
+            self.url = database.async_url(ASYNC_DRIVER[database.backend])
 
     @property
     def ini(self) -> Path:
@@ -55,8 +55,6 @@ class Project:
         config.set_main_option("sqlalchemy.url", self.url.render_as_string(False).replace("%", "%%"))
         config.attributes["metadata"] = self.metadata
         return config
-
-    more_locations = ""
 
     def autogenerate(self, message: str = "of the host's own") -> str:
         """Have the host's Alembic write a revision, and return it."""

@@ -16,11 +16,10 @@ import pytest
 from sqlalchemy import Engine
 
 from fencedjobs import Store
-from tests.databases import BACKENDS, Database
+from tests.databases import ASYNC_DRIVER, BACKENDS, Database
 from tests.worker.chaos import Audit, Chaos, Plan, from_environment
 from tests.worker.children import EFFECTS, Staff, staff
 
-ASYNC = {"sqlite": "aiosqlite", "postgresql": "asyncpg", "mariadb": "aiomysql"}
 databases = pytest.mark.parametrize("database", BACKENDS, indirect=True)
 
 
@@ -30,7 +29,7 @@ def crew(database: Database, engine: Engine, tmp_path: Path) -> Iterator[Staff]:
     if database.backend == "sqlite":
         with engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
-    urls = [database.url, database.async_url(ASYNC[database.backend])]
+    urls = [database.url, database.async_url(ASYNC_DRIVER[database.backend])]
     with staff(*(url.render_as_string(hide_password=False) for url in urls), tmp_path) as crew:
         yield crew
 
