@@ -92,6 +92,7 @@ class Room:
         self._stopped_at: float | None = None
         self._parts: dict[str, threading.Thread] = {}
         self._ended: Callable[[], object] = lambda: None
+        self._thread: threading.Thread | None = None
         self.completed = 0
         self.error: BaseException | None = None  #: a mistake in the worker itself
 
@@ -104,7 +105,12 @@ class Room:
     def start(self, executor: Executor, ended: Callable[[], object]) -> None:
         """Start; ``ended`` is called, in the room's thread, when all is over."""
         self._executor, self._ended = executor, ended
-        threads.start("room", self._run)
+        self._thread = threads.start("room", self._run)
+
+    def join(self) -> None:
+        """Wait for the room's thread, which has nothing left to do once it has said that all is over."""
+        if self._thread is not None:
+            self._thread.join()
 
     def stop(self) -> None:
         """Claim no more, let handlers finish within the grace; the second time do not wait for them."""

@@ -161,6 +161,7 @@ class WorkerBase:
         return self._room
 
     def _closed(self, room: Room) -> int:
+        room.join()
         self._room = None
         self._observe(Observed.STOPPED, owner=room.owner, completed=room.completed)
         if room.error is not None:
@@ -198,6 +199,7 @@ class Worker(WorkerBase):
                 room.stop()
                 room.stop()
                 _await(over)
+                room.join()
                 self._room = None
                 raise
         return self._closed(room)
