@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -261,12 +262,17 @@ def test_connections_are_kept_between_events(warehouse: Receiver) -> None:
 
 
 def test_a_connection_that_the_server_closed_meanwhile_costs_no_attempt() -> None:
+    closed = threading.Semaphore(0)
+
     def once(connection: Connection, request: Request) -> None:
         acknowledges(connection, request)
         connection.socket.close()
+        closed.release()
 
     with Receiver(once) as receiver, HttpSender(receiver.url) as send:
-        assert [send(EVENT) for _ in range(3)] == [True] * 3
+        for _ in range(3):
+            assert send(EVENT) is True
+            assert closed.acquire(timeout=5)
 
 
 def test_cookies_are_not_kept() -> None:
