@@ -11,7 +11,7 @@ from fencedjobs import payload as edge
 from fencedjobs.enqueue import BULK
 from fencedjobs.job_sql import WAITING
 from fencedjobs.jobs import JoinedJobs
-from fencedjobs.leases import Again, at, identity, locked_among, make, make_many, renew
+from fencedjobs.leases import Again, Part, at, identity, locked_among, make, make_many, renew
 from fencedjobs.values import JobLease, JobState, Outcome
 
 
@@ -28,6 +28,26 @@ class Jobs(JoinedJobs):
         rows = make(self._tx, sql.claim_named(self._jobs, instant is not None), wanted)
         return next(iter(_leases(rows)), None)
 
+    def claim_at_once(
+        self,
+        owner: str,
+        *,
+        ttl: float,
+        limit: int,
+        queue: str = "default",
+        kinds: Iterable[str] | None = None,
+        now: float | None = None,
+    ) -> list[JobLease] | Part:
+        """Claim in one statement, which gets nothing while something is due that must be promoted first.
+
+        `Part`, if there may be more: then `claim_next` has the rest.
+        """
+        wanted, limit = self._wanted(owner, ttl, limit, queue, kinds, now)
+        taking = sql.take_at_once(self._jobs, "now" in wanted, "kinds" in wanted)
+        rows = make(self._tx, taking, {**wanted, "limit": limit})
+        leases = _leases(rows)
+        return leases if 0 < len(leases) == len(rows) else Part(leases)
+
     def claim_next(
         self,
         owner: str,
@@ -42,11 +62,7 @@ class Jobs(JoinedJobs):
 
         An empty list is an empty queue; `Again` says that there may be something all the same.
         """
-        instant = self._tx.now(now)
-        wanted = {"in_queue": edge.key("queue", queue)} | _wanted(owner, ttl, instant)
-        limit = edge.whole("limit", limit, least=1)
-        if kinds is not None:
-            wanted["kinds"] = [edge.label("kinds", kind) for kind in kinds]
+        wanted, limit = self._wanted(owner, ttl, limit, queue, kinds, now)
         found: list[Any] = []
         for turn in range(_TURNS):
             promoted = self._promote(wanted, min(limit << 2 * turn, max(limit, BULK)))
@@ -56,12 +72,21 @@ class Jobs(JoinedJobs):
             if len(found) == limit or not (promoted or buried):
                 break
             if buried:
-                make(self._tx, sql.bury_ready(self._jobs, instant is not None), wanted | {"limit": BULK})
+                make(self._tx, sql.bury_ready(self._jobs, "now" in wanted), wanted | {"limit": BULK})
         if found:
             return _leases(found)
         if promoted or buried:
             return Again.AT_ONCE
         return Again.SOON if self._contended(wanted) else []
+
+    def _wanted(
+        self, owner: str, ttl: float, limit: int, queue: str, kinds: Iterable[str] | None, now: float | None
+    ) -> tuple[dict[str, Any], int]:
+        """The parameters of a claim, checked."""
+        wanted = {"in_queue": edge.key("queue", queue)} | _wanted(owner, ttl, self._tx.now(now))
+        if kinds is not None:
+            wanted["kinds"] = [edge.label("kinds", kind) for kind in kinds]
+        return wanted, edge.whole("limit", limit, least=1)
 
     def may_claim(self, queue: str, kinds: Iterable[str], now: float | None = None) -> bool:
         """Whether a claim could find something, told by reading alone."""

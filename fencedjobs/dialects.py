@@ -85,6 +85,7 @@ class Capabilities:
     stale_reads: bool  #: a plain read may show an old snapshot after a failed conditional UPDATE
     read_committed: bool  #: has isolation levels to choose READ COMMITTED from
     next_level: bool  #: SET TRANSACTION, sent before it, is for the next transaction alone
+    autocommit: bool  #: the driver leaves and enters AUTOCOMMIT mode without asking the server
     notify: Notify | None
     """Makes an expression that tells at COMMIT who listens that this queue has work; see `listening`."""
 
@@ -129,6 +130,7 @@ _KNOWN: Final = {
         stale_reads=False,
         read_committed=True,
         next_level=False,
+        autocommit=True,
         notify=_postgresql_notify,
     ),
     "mysql": Capabilities(
@@ -142,6 +144,7 @@ _KNOWN: Final = {
         stale_reads=True,
         read_committed=True,
         next_level=True,
+        autocommit=False,
         notify=None,
     ),
     "sqlite": Capabilities(
@@ -155,6 +158,7 @@ _KNOWN: Final = {
         stale_reads=False,
         read_committed=False,
         next_level=False,
+        autocommit=False,
         notify=None,
     ),
 }
@@ -353,6 +357,31 @@ def begun(connection: Connection, *, reading: bool = False) -> None:
         _begin_immediate(connection, reading)
 
 
+def single(connection: Connection) -> bool:
+    """Have the next statement be a transaction of its own, where that spares a BEGIN; whether it does.
+
+    PostgreSQL: AUTOCOMMIT mode of the driver, until `rollback`. SQLite: the driver's legacy mode begins a
+    deferred transaction, and a change that is the first statement in one waits for its turn. (Not of an
+    async driver, which would spare nothing.)
+    """
+    capable, pooled = capabilities(connection.dialect), connection.connection
+    if capable.autocommit:
+        try:
+            pooled.dbapi_connection.autocommit = True  # type: ignore[union-attr]
+        except Exception:  # noqa: BLE001 - the driver cannot, or an event of the host has begun something
+            return False
+        return True
+    if capable.read_committed or connection.dialect.is_async:
+        return False
+    driver: Any = pooled.driver_connection
+    return _sqlite_autocommit(driver) is None and driver.isolation_level == "" and not _in_transaction(driver)
+
+
+def is_single(connection: Connection) -> bool:
+    """Whether the next statement on this connection is its own COMMIT; see `single`."""
+    return capabilities(connection.dialect).autocommit and _autocommits(connection.connection)
+
+
 def _begin_read_committed(connection: Connection) -> None:
     try:
         connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {_READ_COMMITTED}")
@@ -420,9 +449,10 @@ def join(connection: Connection, *, seen: bool = False) -> bool:
     return False
 
 
-def commit(connection: Connection, *, patience: Callable[[], bool]) -> None:
-    """COMMIT a transaction of our own; see `send_commit`."""
-    send_commit(connection, patience)
+def commit(connection: Connection, *, patience: Callable[[], bool], single: bool = False) -> None:
+    """COMMIT a transaction of our own; see `send_commit`. The driver does it for a ``single`` statement."""
+    if not single:
+        send_commit(connection, patience)
     connection.commit()
 
 
@@ -444,14 +474,16 @@ def send_commit(connection: Connection, patience: Callable[[], bool]) -> None:
     _leave_one_open(connection)
 
 
-def rollback(connection: Connection) -> None:
+def rollback(connection: Connection, *, single: bool = False) -> None:
     """End our own transaction without effects, and never hand an open one back to the pool.
 
-    Raises nothing, so that the error that led here comes out.
+    Raises nothing, so that the error that led here comes out. ``single``: it was for one statement.
     """
     abandon(connection)
     with _last_use(connection):
         connection.rollback()
+        if single and capabilities(connection.dialect).autocommit and not connection.invalidated:
+            connection.connection.dbapi_connection.autocommit = False  # type: ignore[union-attr]
 
 
 def abandon(connection: Connection) -> None:

@@ -164,6 +164,7 @@ class Enqueue:
         return id if created else self._revived(new)
 
     def _revived(self, new: dict[str, Any]) -> str | None:
+        self._tx.require_several()
         id: str = new["new_id"]
         tombstones = make(self._tx, revive(self._jobs), {"job_id": id})
         if not tombstones:

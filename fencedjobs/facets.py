@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from fencedjobs.errors import InboxConflict
 from fencedjobs.guards import JoinedGuards
 from fencedjobs.inbox import JoinedInbox
-from fencedjobs.leases import Again
+from fencedjobs.leases import Again, Part
 from fencedjobs.locks import Locks
 from fencedjobs.outbox import JoinedOutbox
 from fencedjobs.row_leases import JoinedLeases, Leases
@@ -27,17 +27,30 @@ L = TypeVar("L", bound=Lease)
 class Runner(Protocol):
     """What runs a verb in a transaction of its own: the store."""
 
-    def run(self, verb: Callable[[Transaction], T], *, subject: Any = None, reading: bool = False) -> T: ...
+    def run(
+        self,
+        verb: Callable[[Transaction], T],
+        *,
+        subject: Any = None,
+        reading: bool = False,
+        single: bool = False,
+    ) -> T: ...
 
-    def claiming(self, verb: Callable[[Transaction], list[L] | Again], *, subject: Any) -> list[L]: ...
+    def claiming(
+        self, verb: Callable[[Transaction, int], list[L] | Part | Again], limit: int, *, subject: Any
+    ) -> list[L]: ...
 
     def who(self, owner: str | None) -> str: ...
 
 
 def own(
-    verbs: Callable[[Transaction], V], verb: Callable[Concatenate[V, P], T], *, reading: bool = False
+    verbs: Callable[[Transaction], V],
+    verb: Callable[Concatenate[V, P], T],
+    *,
+    reading: bool = False,
+    single: bool = False,
 ) -> Callable[Concatenate[Any, P], T]:
-    """A verb of ``verbs`` as a method that runs it in a transaction of its own."""
+    """A verb of ``verbs`` as a method that runs it in a transaction of its own; see `Transactions.run`."""
     about = next(iter([*inspect.signature(verb).parameters][1:]), "")
 
     @functools.wraps(verb)
@@ -47,7 +60,9 @@ def own(
         given: Any = [_kept(value) for value in args]
         named: Any = {name: _kept(value) for name, value in kwargs.items()}
         subject = given[0] if given else named.get(about)
-        return runner.run(lambda tx: verb(verbs(tx), *given, **named), subject=subject, reading=reading)
+        return runner.run(
+            lambda tx: verb(verbs(tx), *given, **named), subject=subject, reading=reading, single=single
+        )
 
     return call
 
@@ -65,15 +80,19 @@ class StoreHeld:
 
     def renew(self, lease: Lease, *, ttl: float, now: float | None = None) -> Lease:
         """The lease with a new end; `LeaseLost` if it has run out or is not held."""
-        return self._store.run(lambda tx: self._verbs(tx).renew(lease, ttl=ttl, now=now), subject=lease)
+        return self._store.run(
+            lambda tx: self._verbs(tx).renew(lease, ttl=ttl, now=now), subject=lease, single=True
+        )
 
     def release(self, lease: Lease) -> None:
         """Give the lease back, also after its end; `LeaseLost` if it is not held."""
-        self._store.run(lambda tx: self._verbs(tx).release(lease), subject=lease)
+        self._store.run(lambda tx: self._verbs(tx).release(lease), subject=lease, single=True)
 
     def check(self, lease: Lease, *, now: float | None = None) -> bool:
         """Whether the lease is held and still runs."""
-        return self._store.run(lambda tx: self._verbs(tx).check(lease, now=now), reading=True)
+        return self._store.run(
+            lambda tx: self._verbs(tx).check(lease, now=now), reading=True, single=True
+        )
 
     def _claim(self, id: Any, owner: str | None, ttl: float, now: float | None) -> Lease | None:
         who = self._store.who(owner)
@@ -109,12 +128,14 @@ class StoreLeases(StoreHeld):
         by. An empty list means that there is nothing to take, or that others held all of it for some time.
         """
         who = self._store.who(owner)
-        return self._store.claiming(
-            lambda tx: self._verbs(tx).claim_where(
+
+        def claim(tx: Transaction, limit: int) -> list[Lease] | Again:
+            tx.require_several()
+            return self._verbs(tx).claim_where(
                 condition, who, order_by=order_by, limit=limit, ttl=ttl, now=now
-            ),
-            subject=who,
-        )
+            )
+
+        return self._store.claiming(claim, limit, subject=who)
 
     def get(self, pk: Any) -> LeaseRecord | None:
         """The lease columns of the row; ``None`` if there is none."""
@@ -182,6 +203,7 @@ class StoreInbox:
             return self._store.run(
                 lambda tx: JoinedInbox(tx).accept(id, payload, source=source, fence=fence, now=now),
                 subject=id,
+                single=True,
             )
 
     @contextmanager

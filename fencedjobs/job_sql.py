@@ -6,7 +6,7 @@ Statements are built once per table and kept; verbs give them parameters.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -20,6 +20,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    exists,
     func,
     literal_column,
     null,
@@ -145,6 +146,14 @@ def take(jobs: Leased, given: bool, chosen: bool) -> Transition:
         where = and_(where, c.kind.in_(bindparam("kinds", expanding=True)))
     order = (c.priority.desc(), c.seq)
     return Transition(jobs, where, _grant(jobs, now), _granted(jobs, now), order)
+
+
+@remembered
+def take_at_once(jobs: Leased, given: bool, chosen: bool) -> Transition:
+    """`take`, if nothing is due or expired that would have to be promoted before."""
+    due = exists(_claimable(jobs, _due(jobs, clock(NOW, given=given)), False))
+    taking = take(jobs, given, chosen)
+    return replace(taking, where=and_(taking.where, ~due))
 
 
 @remembered

@@ -222,6 +222,13 @@ class Again(Enum):
     SOON = "others hold the rows at this moment"
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a claim has got so far; the rest is to be claimed by a transaction of several statements."""
+
+    leases: Sequence[Any]
+
+
 @dataclass(frozen=True, eq=False)
 class Transition:
     """Rows to pick, and what becomes of them; without ``values`` they are deleted.
@@ -382,7 +389,10 @@ def make_many(
         statement = _many_as_arrays(leased, change)
         return tx.execute(statement, {**parameters, **_arrays(leases, texts)}).all()
     rows: list[Any] = []
-    for some, theirs in _chunks(leases, texts):
+    chunks = [*_chunks(leases, texts)]
+    if len(chunks) > 1:
+        tx.require_several()
+    for some, theirs in chunks:
         size, own = _own(some, theirs)
         chunk = {**parameters, **listed(some), **own}
         if capabilities.update_returning:

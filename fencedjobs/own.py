@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from fencedjobs import dialects
-from fencedjobs.errors import OutcomeUnknown, UnsupportedDatabase
-from fencedjobs.transaction import Clock, Transaction, listen
+from fencedjobs.errors import UnsupportedDatabase
+from fencedjobs.transaction import Clock, SeveralStatements, Transaction, answered, listen
 
 T = TypeVar("T")
 
@@ -27,6 +27,14 @@ _SHARED: Final = (
     "in the middle of a transaction on it, which the store's own would end; use UnitOfWork(session) there"
 )
 _TURNS: Final[WeakKeyDictionary[Pool, Lock]] = WeakKeyDictionary()
+
+
+_ANSWERED: Final = "fencedjobs.answered"
+_ALIVE: Final = 1.0  # seconds after its last answer in which a connection is taken to be alive
+
+
+def _is_alive(connection: Connection) -> bool:
+    return time.monotonic() - float(connection.info.get(_ANSWERED, 0.0)) < _ALIVE
 
 
 class Patience:
@@ -50,7 +58,12 @@ class Patience:
 
 
 class Transactions:
-    """Short transactions of our own on an engine: READ COMMITTED, repeated as a whole where need be."""
+    """Short transactions of our own on an engine: READ COMMITTED, repeated as a whole where need be.
+
+    A verb that is one statement goes without BEGIN and COMMIT where that saves something. Only on a
+    connection that has answered a moment ago: one that was closed meanwhile shows at BEGIN, when it is
+    certain that nothing has been done.
+    """
 
     def __init__(
         self, engine: Engine, *, schema: str | None = None, clock: Clock | None = None, notify: bool = True
@@ -65,17 +78,21 @@ class Transactions:
         subject: Any = None,
         reading: bool = False,
         current: bool = False,
+        single: bool = False,
     ) -> T:
         """Run ``verb`` in a transaction of its own; again as a whole where the database asks for it.
 
         ``reading``: it writes nothing, so there is nothing to commit. ``current``: it must come after
-        whoever is writing all the same.
+        whoever is writing all the same. ``single``: what it does is one statement, or it asks for more
+        (`Transaction.require_several`) before it has done anything.
         """
         patience = self.patience()
         while True:
             try:
-                with self._transaction(subject, patience, reading, current) as tx:
+                with self._transaction(subject, patience, reading, current, single) as tx:
                     return verb(tx)
+            except SeveralStatements:
+                single = False
             except Exception as error:
                 dialects.explain(error, self.engine.dialect)
                 if not isinstance(error, DBAPIError):
@@ -87,7 +104,7 @@ class Transactions:
 
     @contextmanager
     def _transaction(
-        self, subject: Any, patience: Patience, reading: bool, current: bool
+        self, subject: Any, patience: Patience, reading: bool, current: bool, single: bool
     ) -> Iterator[Transaction]:
         with self.alone() as options, self.engine.connect() as connection:
             connection.execution_options(**options)
@@ -95,15 +112,18 @@ class Transactions:
             tx.subject = subject
             try:
                 connection.begin()
-                dialects.begun(connection, reading=reading and not current)
+                tx.single = single and not options and _is_alive(connection) and dialects.single(connection)
+                if not tx.single:
+                    dialects.begun(connection, reading=reading and not current)
                 yield tx
-                if not reading:  # else there is nothing whose outcome could be unknown
+                if not (reading or tx.is_committed):  # else there is nothing whose outcome could be unknown
                     with answered(lambda: tx.subject):
-                        dialects.commit(connection, patience=patience)
+                        dialects.commit(connection, patience=patience, single=tx.single)
             except BaseException:
-                dialects.rollback(connection)
+                dialects.rollback(connection, single=tx.single)
                 raise
-            dialects.rollback(connection)
+            dialects.rollback(connection, single=tx.single)
+            connection.info[_ANSWERED] = time.monotonic()
 
     @contextmanager
     def alone(self) -> Iterator[dict[str, Any]]:
@@ -151,20 +171,6 @@ class Transactions:
     def sleep(self, seconds: float) -> None:
         """Wait between two tries."""
         time.sleep(seconds)
-
-
-@contextmanager
-def answered(subject: Callable[[], Any], sent: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Around a commit: `OutcomeUnknown` for an error that is not the database's own answer to COMMIT.
-
-    ``sent``: whether COMMIT was sent at all, where the commit does something else before.
-    """
-    try:
-        yield
-    except (DBAPIError, OSError) as error:
-        if sent() and not dialects.says_no(error):
-            raise OutcomeUnknown(subject()) from error
-        raise
 
 
 @contextmanager

@@ -20,11 +20,11 @@ from fencedjobs.claims import Jobs
 from fencedjobs.errors import InvalidValue, UnsupportedDatabase
 from fencedjobs.facets import StoreGuards, StoreInbox, StoreLeases, StoreLocks, StoreOutbox, own
 from fencedjobs.jobs import JoinedJobs
-from fencedjobs.leases import Again
+from fencedjobs.leases import Again, Part
 from fencedjobs.models import refuse_bulk_writes
-from fencedjobs.own import Transactions, answered, sending
+from fencedjobs.own import Transactions, sending
 from fencedjobs.row_leases import Leases, of_model
-from fencedjobs.transaction import JOB, Clock, Token, Transaction, connected, saw_begin
+from fencedjobs.transaction import JOB, Clock, Token, Transaction, answered, connected, saw_begin
 from fencedjobs.uow import UnitOfWork
 from fencedjobs.values import JobLease, Lease
 
@@ -115,10 +115,17 @@ class Store:
         """The schema that the tables are in; ``None`` for the default one."""
         return self._schema
 
-    def run(self, verb: Callable[[Transaction], T], *, subject: Any = None, reading: bool = False) -> T:
+    def run(
+        self,
+        verb: Callable[[Transaction], T],
+        *,
+        subject: Any = None,
+        reading: bool = False,
+        single: bool = False,
+    ) -> T:
         """Run ``verb`` in a transaction of its own, on a database that has been checked."""
         self._check()
-        return self.transactions.run(verb, subject=subject, reading=reading)
+        return self.transactions.run(verb, subject=subject, reading=reading, single=single)
 
     @contextmanager
     def begin(self) -> Iterator[UnitOfWork]:
@@ -236,22 +243,22 @@ class Store:
 
     # --- jobs -------------------------------------------------------------------------------------
 
-    enqueue = own(JoinedJobs, JoinedJobs.enqueue)
+    enqueue = own(JoinedJobs, JoinedJobs.enqueue, single=True)
     enqueue_many = own(JoinedJobs, JoinedJobs.enqueue_many)
-    complete = own(JoinedJobs, JoinedJobs.complete)
-    complete_many = own(JoinedJobs, JoinedJobs.complete_many)
-    checkpoint = own(JoinedJobs, JoinedJobs.checkpoint)
-    set_aside = own(JoinedJobs, JoinedJobs.set_aside)
+    complete = own(JoinedJobs, JoinedJobs.complete, single=True)
+    complete_many = own(JoinedJobs, JoinedJobs.complete_many, single=True)
+    checkpoint = own(JoinedJobs, JoinedJobs.checkpoint, single=True)
+    set_aside = own(JoinedJobs, JoinedJobs.set_aside, single=True)
     fail = own(JoinedJobs, JoinedJobs.fail)
-    release = own(JoinedJobs, JoinedJobs.release)
-    cancel = own(JoinedJobs, JoinedJobs.cancel)
-    quarantine = own(JoinedJobs, JoinedJobs.quarantine)
+    release = own(JoinedJobs, JoinedJobs.release, single=True)
+    cancel = own(JoinedJobs, JoinedJobs.cancel, single=True)
+    quarantine = own(JoinedJobs, JoinedJobs.quarantine, single=True)
     requeue = own(JoinedJobs, JoinedJobs.requeue)
     sweep = own(JoinedJobs, JoinedJobs.sweep)
     purge = own(JoinedJobs, JoinedJobs.purge)
-    get = own(JoinedJobs, JoinedJobs.get, reading=True)
-    counts = own(JoinedJobs, JoinedJobs.counts, reading=True)
-    oldest_waiting = own(JoinedJobs, JoinedJobs.oldest_waiting, reading=True)
+    get = own(JoinedJobs, JoinedJobs.get, reading=True, single=True)
+    counts = own(JoinedJobs, JoinedJobs.counts, reading=True, single=True)
+    oldest_waiting = own(JoinedJobs, JoinedJobs.oldest_waiting, reading=True, single=True)
 
     def claim(
         self,
@@ -271,7 +278,7 @@ class Store:
             leases = self.claim_many(owner, ttl=ttl, limit=1, queue=queue, now=now)
             return leases[0] if leases else None
         who = self.who(owner)
-        return self.run(lambda tx: Jobs(tx).claim_named(id, who, ttl=ttl, now=now), subject=id)
+        return self.run(lambda tx: Jobs(tx).claim_named(id, who, ttl=ttl, now=now), subject=id, single=True)
 
     def claim_many(
         self,
@@ -288,28 +295,38 @@ class Store:
         The order is exact among ready jobs: higher priority first, then insertion. An empty list
         means that there is nothing to claim, not that somebody was in the way for a moment.
         """
-        who, chosen = self.who(owner), None if kinds is None else list(kinds)
-        return self.claiming(
-            lambda tx: Jobs(tx).claim_next(who, ttl=ttl, limit=limit, queue=queue, kinds=chosen, now=now),
-            subject=who,
-        )
+        who, kinds = self.who(owner), None if kinds is None else list(kinds)
 
-    def claiming(self, verb: Callable[[Transaction], list[L] | Again], *, subject: Any) -> list[L]:
+        def claim(tx: Transaction, limit: int) -> list[JobLease] | Part | Again:
+            verb = Jobs(tx).claim_at_once if tx.single else Jobs(tx).claim_next
+            return verb(who, ttl=ttl, limit=limit, queue=queue, kinds=kinds, now=now)
+
+        return self.claiming(claim, limit, subject=who)
+
+    def claiming(
+        self, verb: Callable[[Transaction, int], list[L] | Part | Again], limit: int, *, subject: Any
+    ) -> list[L]:
         """Run a claim of several rows, and again while it says so; a short time if others hold the rows."""
         patience = self.transactions.patience(_CLAIM_PATIENCE)
+        found: list[L] = []
+        single = True
         while True:
-            answer = self.run(verb, subject=subject)
-            if not isinstance(answer, Again):
-                return answer
-            if answer is Again.SOON and not patience():
-                return []
+            left = limit - len(found) if found else limit  # which the verb is to check
+            answer = self.run(lambda tx: verb(tx, left), subject=subject, single=single)
+            if isinstance(answer, list):
+                return found + answer
+            if isinstance(answer, Part):
+                found += answer.leases
+            elif answer is Again.SOON and not patience():
+                return found
+            single = False
 
     def renew(self, lease: JobLease, *, ttl: float, now: float | None = None) -> JobLease:
         """The lease with a new end: ``ttl`` seconds from now, at most the deadline.
 
         `LeaseLost` unless it is held and still runs: what has run out is not revived.
         """
-        return self.run(lambda tx: Jobs(tx).renew(lease, ttl=ttl, now=now), subject=lease)
+        return self.run(lambda tx: Jobs(tx).renew(lease, ttl=ttl, now=now), subject=lease, single=True)
 
     def renew_many(
         self, leases: Iterable[JobLease], *, ttl: float, wait: bool = True, now: float | None = None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
-from sqlalchemy import Connection, CursorResult, Executable, Table, event, inspect, select
+from sqlalchemy import Connection, CursorResult, Executable, Select, Table, event, inspect, select
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import Session
 
 from fencedjobs import dialects, payload
 from fencedjobs.dialects import Capabilities, Notify
-from fencedjobs.errors import TransactionLost, UnsupportedDatabase
+from fencedjobs.errors import OutcomeUnknown, TransactionLost, UnsupportedDatabase
 from fencedjobs.models import Job, tables
 
 Clock = Callable[[], float]
@@ -31,6 +32,24 @@ def saw_begin(session: Session) -> None:
 def connected(session: Session, **options: Any) -> Connection:
     """The session's connection to the database that has our tables, whichever others it is bound to."""
     return session.connection(bind_arguments={"mapper": JOB}, execution_options=options)
+
+
+@contextmanager
+def answered(subject: Callable[[], Any], sent: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Around a commit: `OutcomeUnknown` for an error that is not the database's own answer to COMMIT.
+
+    ``sent``: whether COMMIT was sent at all, where the commit does something else before.
+    """
+    try:
+        yield
+    except (DBAPIError, OSError) as error:
+        if sent() and not dialects.says_no(error):
+            raise OutcomeUnknown(subject()) from error
+        raise
+
+
+class SeveralStatements(Exception):
+    """A verb that was to be one statement needs more of them, and has changed nothing yet."""
 
 
 class Transaction:
@@ -55,6 +74,8 @@ class Transaction:
         self.session = session
         self.subject: Any = None
         self.waits = True  #: whether its locking reads wait for rows that others have locked
+        self.single = False  #: whether it is for one statement alone, which no BEGIN went before
+        self._written = False
 
     @classmethod
     def of_session(
@@ -96,7 +117,27 @@ class Transaction:
     ) -> CursorResult[*tuple[Any, ...]]:
         """Execute; ``may_fail``: an error is an answer that the verb deals with."""
         options = {_MAY_FAIL: True} if may_fail else {}
-        return self.connection.execute(statement, parameters or None, execution_options=options)
+        connection, given = self.connection, parameters or None
+        if not self.single or isinstance(statement, Select):
+            return connection.execute(statement, given, execution_options=options)
+        if self._written:
+            raise TransactionLost("a verb of one statement sent another, outside of any transaction")
+        self._written = True
+        if not self.is_committed:
+            return connection.execute(statement, given, execution_options=options)
+        with answered(lambda: self.subject):  # it is its own COMMIT, and who listens is to know it before
+            connection.dispatch.commit(connection)
+            return connection.execute(statement, given, execution_options=options)
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether there is nothing to commit, since its one statement is its own COMMIT."""
+        return self.single and self.capabilities.autocommit
+
+    def require_several(self) -> None:
+        """Before anything is changed: have the verb run again, in a transaction of several statements."""
+        if self.single:
+            raise SeveralStatements
 
     def now(self, given: float | None) -> float | None:
         """The caller's instant: as given, or by the store's clock; ``None`` for the database's own."""

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from sqlalchemy import Engine, event
 
+from fencedjobs import dialects
 from fencedjobs.errors import LeaseLost, OutcomeUnknown
 from fencedjobs.retry import Retry
 from fencedjobs.store import Store
@@ -93,6 +94,7 @@ class LostAnswers:
     def __init__(self, engine: Engine) -> None:
         self._plan = threading.local()
         event.listen(engine, "before_cursor_execute", self._send)
+        event.listen(engine, "after_cursor_execute", lambda *_: self._sent())
         event.listen(engine, "commit", self._commit)
 
     @contextmanager
@@ -102,7 +104,7 @@ class LostAnswers:
         try:
             yield
         finally:
-            self._plan.how = None
+            self._plan.how = self._plan.sent = None
 
     def _send(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         if statement == "COMMIT":
@@ -110,9 +112,18 @@ class LostAnswers:
 
     def _commit(self, connection: Any) -> None:
         self._cut("before")
+        if dialects.is_single(connection):
+            self._plan.sent = True
+            return
         if getattr(self._plan, "how", None) == "after":
             connection.connection.dbapi_connection.commit()
         self._cut("after")
+
+    def _sent(self) -> None:
+        """A statement has ended; it may have been its own COMMIT."""
+        if getattr(self._plan, "sent", None):
+            self._plan.sent = None
+            self._cut("after")
 
     def _cut(self, how: str) -> None:
         if getattr(self._plan, "how", None) == how:

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from sqlalchemy.util import await_only
 
+from fencedjobs import dialects
 from fencedjobs.errors import OutcomeUnknown
 from fencedjobs.testing.model import Disagreement
 
@@ -30,7 +31,12 @@ class Cut:
     def __init__(self, engine: Engine, when: str) -> None:
         self._engine = engine
         self._when = when
-        self._listeners = (("before_cursor_execute", self._send), ("commit", self._commit))
+        self._listeners = (
+            ("before_cursor_execute", self._send),
+            ("after_cursor_execute", self._sent),
+            ("commit", self._commit),
+        )
+        self._waits = False  # for the end of a statement that is its own COMMIT
         self.fired = False
 
     def __enter__(self) -> Self:
@@ -52,10 +58,21 @@ class Cut:
         if self.fired:
             return
         self.fired = True
+        if self._when == AFTER and dialects.is_single(connection):
+            self._waits = True
+            return
         cursor = connection.connection.dbapi_connection.cursor()
         cursor.execute("COMMIT" if self._when == AFTER else "ROLLBACK")
         cursor.close()
         _close(connection.connection.driver_connection)
+
+
+    def _sent(self, connection: Any, *_: Any) -> None:
+        """The statement that was its own COMMIT has ended; who asks now hears of the driver what is wrong."""
+        if self._waits:
+            self._waits = False
+            _close(connection.connection.driver_connection)
+            connection.connection.dbapi_connection.cursor().execute("SELECT 1")
 
 
 def _close(driver: Any) -> None:

@@ -25,6 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sqlalchemy import Engine, delete, event, func, select
 from sqlalchemy.orm import Session
 
+from fencedjobs import dialects
 from fencedjobs.errors import InboxConflict, LeaseLost, NotAcknowledged, OutboxConflict
 from fencedjobs.metrics import Observed
 from fencedjobs.models import Base, InboxMessage, Job, Lock, OutboxEvent
@@ -159,9 +160,11 @@ class Power:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine.execution_options()
         self._on = True
+        self._last = False
         self._armed: str | None = None
         event.listen(self.engine, "before_cursor_execute", self._before)
-        event.listen(self.engine, "commit", lambda _: self._commits())
+        event.listen(self.engine, "after_cursor_execute", lambda *_: self._ended())
+        event.listen(self.engine, "commit", self._commits)
 
     def back(self) -> None:
         """For the next relay."""
@@ -185,12 +188,20 @@ class Power:
             return
         self.check()
         if statement == "COMMIT":
-            self._commits()
+            self._commits(connection)
 
-    def _commits(self) -> None:
+    def _commits(self, connection: Any) -> None:
+        if self._armed == "after commit" and dialects.is_single(connection):
+            self._last = True
+            return
         if self._armed is not None:
             self._on = False
         if self._armed == "before commit":
+            raise Killed
+
+    def _ended(self) -> None:
+        if self._last:  # that statement was its own COMMIT
+            self._on = self._last = False
             raise Killed
 
 

@@ -41,6 +41,11 @@ class Crowd:
             if len(self.tries) == self.leave_at:
                 self.other.execute("ROLLBACK")
 
+    def on_commit(self, connection: Any) -> None:
+        """A verb of one statement leaves the COMMIT to the driver."""
+        if self.watched == "COMMIT" and connection.connection.driver_connection.in_transaction:
+            self.on_statement(connection, None, "COMMIT")
+
     def somebody_reads(self) -> None:
         self.other.execute("BEGIN")
         self.other.execute("SELECT count(*) FROM fenced_jobs").fetchall()
@@ -59,6 +64,7 @@ def crowd(request: pytest.FixtureRequest, database: Database, driver: str | None
         other = sqlite3.connect(str(database.url.database), isolation_level=None, check_same_thread=False)
         crowd = Crowd(host, other)
         event.listen(host.engine, "before_cursor_execute", crowd.on_statement)
+        event.listen(host.engine, "commit", crowd.on_commit)
         yield crowd
         other.close()
 
