@@ -40,13 +40,14 @@ class Jobs(JoinedJobs):
     ) -> list[JobLease] | Part:
         """Claim in one statement, which gets nothing while something is due that must be promoted first.
 
-        `Part`, if there may be more: then `claim_next` has the rest.
+        `Part`, if it met rows that can never run: then `claim_next` has the rest.
         """
         wanted, limit = self._wanted(owner, ttl, limit, queue, kinds, now)
-        taking = sql.take_at_once(self._jobs, "now" in wanted, "kinds" in wanted)
-        rows = make(self._tx, taking, {**wanted, "limit": limit})
+        rows = self._take(wanted, limit)
+        if not rows:
+            self._tx.require_several()
         leases = _leases(rows)
-        return leases if 0 < len(leases) == len(rows) else Part(leases)
+        return leases if len(leases) == len(rows) else Part(leases)
 
     def claim_next(
         self,
@@ -104,7 +105,8 @@ class Jobs(JoinedJobs):
         return sum(len(make(self._tx, one, {**wanted, "limit": limit})) for one in promotions)
 
     def _take(self, wanted: Mapping[str, Any], limit: int) -> Sequence[Any]:
-        taking = sql.take(self._jobs, "now" in wanted, "kinds" in wanted)
+        take = sql.take_at_once if self._tx.single else sql.take
+        taking = take(self._jobs, "now" in wanted, "kinds" in wanted)
         return make(self._tx, taking, {**wanted, "limit": limit})
 
     def _contended(self, wanted: Mapping[str, Any]) -> bool:

@@ -382,6 +382,11 @@ def is_single(connection: Connection) -> bool:
     return capabilities(connection.dialect).autocommit and _autocommits(connection.connection)
 
 
+def announce_commit(connection: Connection) -> None:
+    """Tell those who listen for COMMIT that the next statement is one, as `is_single` says of it."""
+    connection.dispatch.commit(connection)
+
+
 def _begin_read_committed(connection: Connection) -> None:
     try:
         connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {_READ_COMMITTED}")

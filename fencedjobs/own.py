@@ -30,11 +30,6 @@ _TURNS: Final[WeakKeyDictionary[Pool, Lock]] = WeakKeyDictionary()
 
 
 _ANSWERED: Final = "fencedjobs.answered"
-_ALIVE: Final = 1.0  # seconds after its last answer in which a connection is taken to be alive
-
-
-def _is_alive(connection: Connection) -> bool:
-    return time.monotonic() - float(connection.info.get(_ANSWERED, 0.0)) < _ALIVE
 
 
 class Patience:
@@ -64,6 +59,8 @@ class Transactions:
     connection that has answered a moment ago: one that was closed meanwhile shows at BEGIN, when it is
     certain that nothing has been done.
     """
+
+    trusted: float = 1.0  #: seconds after its last answer in which a connection is taken to be alive
 
     def __init__(
         self, engine: Engine, *, schema: str | None = None, clock: Clock | None = None, notify: bool = True
@@ -112,7 +109,9 @@ class Transactions:
             tx.subject = subject
             try:
                 connection.begin()
-                tx.single = single and not options and _is_alive(connection) and dialects.single(connection)
+                tx.single = (
+                    single and not options and self._is_alive(connection) and dialects.single(connection)
+                )
                 if not tx.single:
                     dialects.begun(connection, reading=reading and not current)
                 yield tx
@@ -124,6 +123,9 @@ class Transactions:
                 raise
             dialects.rollback(connection, single=tx.single)
             connection.info[_ANSWERED] = time.monotonic()
+
+    def _is_alive(self, connection: Connection) -> bool:
+        return time.monotonic() - float(connection.info.get(_ANSWERED, 0.0)) < self.trusted
 
     @contextmanager
     def alone(self) -> Iterator[dict[str, Any]]:

@@ -312,7 +312,7 @@ class Store:
         single = True
         while True:
             left = limit - len(found) if found else limit  # which the verb is to check
-            answer = self.run(lambda tx: verb(tx, left), subject=subject, single=single)
+            answer = self.run(lambda tx, left=left: verb(tx, left), subject=subject, single=single)
             if isinstance(answer, list):
                 return found + answer
             if isinstance(answer, Part):

@@ -126,7 +126,7 @@ class Transaction:
         if not self.is_committed:
             return connection.execute(statement, given, execution_options=options)
         with answered(lambda: self.subject):  # it is its own COMMIT, and who listens is to know it before
-            connection.dispatch.commit(connection)
+            dialects.announce_commit(connection)
             return connection.execute(statement, given, execution_options=options)
 
     @property

@@ -67,10 +67,13 @@ class Cut:
         _close(connection.connection.driver_connection)
 
 
-    def _sent(self, connection: Any, *_: Any) -> None:
+    def _sent(self, connection: Any, cursor: Any, *_: Any) -> None:
         """The statement that was its own COMMIT has ended; who asks now hears of the driver what is wrong."""
-        if self._waits:
-            self._waits = False
+        if not self._waits:
+            return
+        self._waits = False
+        self.fired = cursor.rowcount != 0  # else a transaction may follow that does change something
+        if self.fired:
             _close(connection.connection.driver_connection)
             connection.connection.dbapi_connection.cursor().execute("SELECT 1")
 

@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from fencedjobs.line import apart
 
 COMMIT: Final = "COMMIT"
+ALONE: Final = "AUTOCOMMIT: "  #: before a statement that is its own COMMIT
 Call = Callable[[], Any]
 
 _NONSENSE: Final = "FAIL AS ASKED FOR"
@@ -89,7 +90,7 @@ class Failing(Counting[Way]):
                     cursor.fetchall()  # a file stays open as long as an answer waits to be read
 
             return self._do(
-                statement,
+                _told(cursor.connection, statement),
                 lambda: sound(cursor, statement, *rest, **more),
                 answered,
                 lambda: cursor.execute(_NONSENSE),
@@ -121,6 +122,11 @@ class Failing(Counting[Way]):
         driver.close()
         sound()  # says in the driver's own words that the connection is gone
         raise AssertionError(f"the driver worked on a closed connection: {operation}")
+
+
+def _told(driver: Any, statement: str) -> str:
+    alone = getattr(driver, "autocommit", None) is True and not statement.lstrip().startswith("SELECT")
+    return ALONE + statement if alone else statement
 
 
 def _quietly(close: Callable[[Any], Any]) -> Callable[[Any], None]:

@@ -8,6 +8,7 @@ as if nothing had happened.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from fencedjobs.dialects import capabilities
 from fencedjobs.errors import OutcomeUnknown, TransactionLost
-from fencedjobs.testing.failing import COMMIT, Failing, Way
+from fencedjobs.testing.failing import ALONE, COMMIT, Failing, Way
 from fencedjobs.testing.machines import Effort
 from fencedjobs.testing.model import Disagreement
 from fencedjobs.testing.scene import RELAYS, TABLES, VERBS, Scene, Verb, host_tables, lost, relayed
@@ -105,9 +106,11 @@ class Trials:
     def __init__(self, failing: Line, direct: Engine) -> None:
         self.failing = failing
         self.scene = Scene.on(failing.engine, direct)
+        self.scene.store.transactions.trusted = math.inf  # so that the operations are the same each time
         self.scene.store.now()  # the first use of a line looks at server and tables
         self._before: Rows = []
         self._after: Rows = []
+        self._operations: list[str] = []
 
     def points(self, verb: Verb) -> list[tuple[int, str, Way]]:
         """Where this verb can fail, and how. It is called once, with nothing failing."""
@@ -117,7 +120,11 @@ class Trials:
             verb.call(self.scene)
         self._after = self.rows()
         self.require_safe(verb, self._after)
-        return [(n, operation(text), way) for n, text in enumerate(self.failing.operations) for way in Way]
+        self._operations = [*map(operation, self.failing.operations)]
+        for number, text in enumerate(self.failing.operations):
+            if text.startswith(ALONE) and COMMIT in self._operations[number + 1 :]:
+                self._operations[number] = ALONE  # it changed nothing, so that a transaction had to follow
+        return [(n, what, way) for n, what in enumerate(self._operations) for way in Way]
 
     def fails_at(self, verb: Verb, number: int, way: Way) -> None:
         """Call it with this operation failing, and judge; `points` must have been asked before."""
@@ -131,7 +138,7 @@ class Trials:
             rows = self.rows()
             self.require_safe(verb, rows)
             if verb.whole:
-                self._judge(verb, operation(hit), way, error, rows)
+                self._judge(verb, self._operations[number], way, error, rows)
             self.recover(verb, error)
 
     def recover(self, verb: Verb, error: BaseException | None) -> None:
@@ -169,6 +176,9 @@ class Trials:
         elif operation == COMMIT and not verb.reads:
             _require(isinstance(error, OutcomeUnknown), "it must say that the outcome is unknown")
             _agree("after a COMMIT was cut", rows, self._before if way is Way.BEFORE else self._after)
+        elif operation == ALONE:
+            _require(isinstance(error, OutcomeUnknown), "it cannot know that the statement changed nothing")
+            _agree("after a statement that changed nothing was cut", rows, self._before)
         elif verb.block:
             _require(isinstance(error, (DBAPIError, TransactionLost)), "a cut block must say so")
             _agree("after a block was cut", rows, self._before)
@@ -224,8 +234,8 @@ def _effects(rows: Rows) -> Counter[str]:
 
 
 def operation(statement: str) -> str:
-    """`COMMIT`, or the statement itself."""
-    return COMMIT if statement.strip().upper() == COMMIT else statement
+    """`COMMIT`, also of a statement that is its own, or the statement itself."""
+    return COMMIT if statement.strip().upper() == COMMIT or statement.startswith(ALONE) else statement
 
 
 def _short(statement: str) -> str:

@@ -232,6 +232,7 @@ def _enqueue_overwrites() -> Patches:
 
     def one(self: enqueue.Enqueue, new: dict[str, Any]) -> str | None:
         table = self._jobs.table
+        self._tx.require_several()
         self._tx.execute(delete(table).where(table.c.id == new["new_id"]))
         return sound(self, new)
 

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, create_engine, event
 
 from fencedjobs import dialects
 from fencedjobs.errors import OutcomeUnknown
-from fencedjobs.testing.failing import COMMIT, Counting, Way
+from fencedjobs.testing.failing import ALONE, COMMIT, Counting, Way
 from fencedjobs.testing.injection import Trials, Wanted, cleared, is_cut_commit
 from fencedjobs.testing.machines import Effort
 from fencedjobs.testing.model import Disagreement
@@ -40,8 +40,8 @@ class Proxied(Counting[Callable[[], None]]):
         """Within: cut the line at COMMIT ``number``, counted from 0; ``None``: only count."""
         return self.doing(number, lambda: self.proxy.arm(_CUTS[way]))
 
-    def _commits(self, _: Any) -> None:
-        if (what := self.come(COMMIT)) is not None:
+    def _commits(self, connection: Any) -> None:
+        if (what := self.come(ALONE if dialects.is_single(connection) else COMMIT)) is not None:
             what()
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from fencedjobs import JobState, Store, TransactionLost
 from fencedjobs import leases as core
-from fencedjobs import own
+from fencedjobs.own import Transactions
 from tests.databases import Database
 from tests.jobs.fill import analyze, fill
 from tests.jobs.helpers import T
@@ -83,7 +83,7 @@ def test_the_library_itself_refuses_more_rows_than_the_limit(
 ) -> None:
     store = Store(misled)
     store.enqueue_many([{"id": f"j{n}"} for n in range(5)], now=T)
-    monkeypatch.setattr(own, "_ALIVE", 0.0)  # a claim of one statement has nothing to roll back
+    monkeypatch.setattr(Transactions, "trusted", 0.0)  # a claim of one statement has nothing to roll back
     honest = core._made
     monkeypatch.setattr(core, "_made", lambda tx, one, given: honest(tx, one, {**given, "limit": 3}))
     with pytest.raises(TransactionLost, match="3 rows changed for a limit of 1"):

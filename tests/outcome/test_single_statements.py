@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fencedjobs import JobLease, OutcomeUnknown, own
+from fencedjobs import JobLease, OutcomeUnknown
+from fencedjobs.own import Transactions
 from tests.hosts import told
 from tests.jobs.test_statements import watched
 from tests.outcome.line import Line
@@ -91,7 +92,7 @@ def test_a_connection_that_was_closed_while_nobody_used_it_is_no_more_than_a_del
     lease, id = prepared(line)
     line.proxy.down()
     line.proxy.up()
-    monkeypatch.setattr(own, "_ALIVE", 0.0)
+    monkeypatch.setattr(Transactions, "trusted", 0.0)
     assert told(verb, line.host.store, lease, id) is None
 
 

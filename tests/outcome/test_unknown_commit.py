@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from fencedjobs import JobLease, Outcome, OutcomeUnknown, own
+from fencedjobs import JobLease, Outcome, OutcomeUnknown
+from fencedjobs.own import Transactions
 from tests.databases import ASYNC_DRIVERS
 from tests.hosts import MORE_DRIVERS, Host, on, told
 from tests.outcome.line import Line
@@ -23,7 +24,7 @@ pytestmark = on("postgresql", "mariadb", drivers=(None, *ASYNC_DRIVERS, *MORE_DR
 @pytest.fixture(autouse=True)
 def with_begin_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """No verb without them, as on a connection that was not used for a while; see test_single_statements."""
-    monkeypatch.setattr(own, "_ALIVE", 0.0)
+    monkeypatch.setattr(Transactions, "trusted", 0.0)
 
 
 def add_a(session: Session) -> None:
