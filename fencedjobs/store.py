@@ -310,9 +310,12 @@ class Store:
         patience = self.transactions.patience(_CLAIM_PATIENCE)
         found: list[L] = []
         single = True
+
+        def rest(tx: Transaction) -> list[L] | Part | Again:
+            return verb(tx, limit - len(found) if found else limit)  # a limit that the verb is to check
+
         while True:
-            left = limit - len(found) if found else limit  # which the verb is to check
-            answer = self.run(lambda tx, left=left: verb(tx, left), subject=subject, single=single)
+            answer = self.run(rest, subject=subject, single=single)
             if isinstance(answer, list):
                 return found + answer
             if isinstance(answer, Part):
