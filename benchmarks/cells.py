@@ -17,7 +17,7 @@ from benchmarks.ours import Ours
 from fencedjobs.dialects import async_url
 
 BATCH: Final = 100
-THREADS: Final = 16  # handlers at once in a Worker: more threads only cost here
+THREADS: Final = 100  # handlers at once in a Worker; PostgreSQL itself allows 100 connections
 TASKS: Final = 100
 
 

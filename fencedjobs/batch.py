@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Final
 
+from fencedjobs import dialects
 from fencedjobs import payload as edge
 from fencedjobs.errors import InvalidValue, LeaseLost, NotAcknowledged
 from fencedjobs.lanes import Failure, Lanes
@@ -48,6 +48,7 @@ class Batch:
         observe: Observer = logged,
     ) -> None:
         self._store = store
+        self._at_once = dialects.capabilities(store.transactions.engine.dialect).arrays
         self._lane = edge.key("lane", lane)
         self._owner = store.who(owner)
         self._ttl = edge.ttl(ttl)
@@ -102,8 +103,8 @@ class Batch:
 
     def copy(self) -> Event:
         """A copy of the event to send: whatever is done to it changes nothing here."""
-        self._begun = self._waiting[0]
-        return deepcopy(self._begun)
+        event = self._begun = self._waiting[0]
+        return replace(event, payload=_copied(event.payload), headers=_copied(event.headers))
 
     @contextmanager
     def delivering(self) -> Iterator[None]:
@@ -158,9 +159,12 @@ class Batch:
         """Write down what became of events, and count the attempt of the next one; see `Lanes.settle`."""
         lease, sent, then = self._lease, self._acknowledged, self._waiting[0] if self._waiting else None
         assert lease is not None, "the lane was given back"
+        single = bool(sent) and failure is None and self._at_once
         with self._losing(lease):
             kept, goes_on = self._store.run(
-                lambda tx: Lanes(tx).settle(lease, sent, failure, then, ttl=self._ttl), subject=lease
+                lambda tx: Lanes(tx).settle(lease, sent, failure, then, ttl=self._ttl),
+                subject=lease,
+                single=single,
             )
         self._lease, self._settled_at = kept, time.monotonic()
         if not goes_on:
@@ -194,6 +198,13 @@ class Batch:
         what = Observed.FAILED if failure.aside is None else Observed.QUARANTINED
         facts = {"lane": event.lane, "id": event.id, "attempt": failure.attempts, "error": failure.error}
         self._observe(what, **facts)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a JSON value, down to its leaves."""
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    return [_copied(one) for one in value] if isinstance(value, list) else value
 
 
 def acknowledge(id: str, answer: Any) -> None:

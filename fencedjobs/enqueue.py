@@ -123,11 +123,15 @@ def _insert_absent(jobs: Leased, given: bool, insert_absent: Any, notify: Notify
 
 
 @remembered
-def _insert_arrays(jobs: Leased, given: bool, insert_absent: Any, notify: Notify | None) -> Any:
+def _insert_arrays(
+    jobs: Leased, given: bool, insert_absent: Any, notify: Notify | None, differing: frozenset[str]
+) -> Any:
+    """Many rows, with arrays of what is not the same in all of them."""
     c = jobs.table.c
-    columns = {name: c.until if name == "delay" else c[name] for name in _NEW if name != "created_at"}
-    rows = from_arrays(**columns, place=c.seq)
-    values = _inserted(dict(rows.c.items()), clock(NOW, given=given))
+    columns = {name: c.until if name == "delay" else c[name] for name in _NEW if name in differing}
+    rows = from_arrays(place="place", **columns)
+    source = _new_parameters(jobs) | {name: rows.c[name] for name in columns}
+    values = _inserted(source, clock(NOW, given=given))
     picked = select(*values.values()).order_by(rows.c.place)
     inserting = insert_absent(jobs.table, jobs.key).from_select(list(values), picked)
     return inserting.returning(jobs.key, *wake(jobs, notify))
@@ -203,9 +207,13 @@ class Enqueue:
         return {row[0]: row[1] for row in self._tx.execute(_states(self._jobs), {"ids": ids})}
 
     def _insert_arrays(self, rows: list[dict[str, Any]]) -> set[str]:
-        arrays = {name: [row[f"new_{name}"] for row in rows] for name in _NEW if name != "created_at"}
-        inserting = _insert_arrays(self._jobs, self._given, self._absent, self._tx.notify)
-        answer = self._tx.execute(inserting, {**arrays, "place": list(range(len(rows))), **self._at})
+        given = {name: [row[f"new_{name}"] for row in rows] for name in _NEW if name != "created_at"}
+        arrays = {name: values for name, values in given.items() if values.count(values[0]) < len(rows)}
+        arrays["id"] = given["id"]
+        inserting = _insert_arrays(
+            self._jobs, self._given, self._absent, self._tx.notify, frozenset(arrays)
+        )
+        answer = self._tx.execute(inserting, rows[0] | arrays | self._at)
         return {row[0] for row in answer}
 
     def _insert_rows(self, rows: list[dict[str, Any]]) -> set[str]:

@@ -48,14 +48,13 @@ class Handler:
     function: Callable[[Any], Any]
     retry: Retry | None
     max_runtime: float | None
+    is_async: bool  #: whether a call gives something to be awaited
 
-    @property
-    def is_async(self) -> bool:
-        """Whether a call gives something to be awaited."""
-        function: Any = self.function
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - not whether, but of what kind
-        )
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - not whether, but of what kind
+    )
 
 
 class Handlers:
@@ -74,7 +73,7 @@ class Handlers:
         if not callable(function):
             raise InvalidValue("handler", f"must be callable, got {type(function).__name__}")
         limit = None if max_runtime is None else edge.ttl(max_runtime)
-        self._by_kind[kind] = Handler(kind, function, retry, limit)
+        self._by_kind[kind] = Handler(kind, function, retry, limit, _is_async(function))
 
     @property
     def kinds(self) -> list[str]:

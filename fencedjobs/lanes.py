@@ -8,17 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, Update, and_, bindparam, case, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    case,
+    exists,
+    func,
+    literal,
+    select,
+    tuple_,
+    update,
+)
 
 from fencedjobs import payload as edge
 from fencedjobs.dialects import clock
 from fencedjobs.errors import LeaseLost
-from fencedjobs.leases import NOW, at, remembered
-from fencedjobs.locks import LANE, Locks
-from fencedjobs.models import OutboxEvent
+from fencedjobs.leases import NOW, ONE, Leased, at, from_arrays, guard, named, remembered
+from fencedjobs.locks import LANE, Locks, leased_locks
+from fencedjobs.models import Lock, OutboxEvent
 from fencedjobs.outbox import PENDING, next_events
 from fencedjobs.transaction import Transaction
 from fencedjobs.values import Event, EventState, Lease
@@ -70,6 +84,8 @@ class Lanes:
         lease that has run out is claimed again; `LeaseLost`, and nothing is written, if another relay
         has the lane.
         """
+        if self._tx.single:
+            return self._settle_at_once(lease, sent, then, ttl)
         kept = self._keep(lease, ttl)
         if sent:
             self._mark(kept, sent)
@@ -80,6 +96,21 @@ class Lanes:
         if then is None or kept.fence > lease.fence + 1:
             return kept, False
         return kept, self._count(then)
+
+    def _settle_at_once(
+        self, lease: Lease, sent: Sequence[Event], then: Event | None, ttl: float
+    ) -> tuple[Lease, bool]:
+        """`settle` in one statement, for events that were all acknowledged, while the lane's lease runs."""
+        instant = self._tx.now(None)
+        parameters = named(lease) | self._marking(lease, sent, instant) | {"ttl": edge.ttl(ttl, instant)}
+        if then is not None:
+            parameters |= _this(then, then.attempt - 1)
+        locks = leased_locks(self._tx.tables[Lock.__tablename__])
+        settling = _settle(self._table, locks, instant is not None, then is not None)
+        until, counted = self._tx.execute(settling, parameters, writing=True).one()
+        if until is None:
+            self._tx.require_several()  # it has run out, or another relay has it: nothing was written
+        return replace(lease, until=until), bool(counted)
 
     def give_back(self, lease: Lease, sent: Sequence[Event], unsent: Event | None, *, ttl: float) -> None:
         """Mark what is left to mark, and give the lane back. If ``unsent`` was counted, it is not any more.
@@ -119,9 +150,17 @@ class Lanes:
 
     def _mark(self, lease: Lease, sent: Sequence[Event]) -> None:
         instant = self._tx.now(None)
-        these = {"seqs": [event.seq for event in sent], "these": [(e.seq, _fingerprint(e)) for e in sent]}
-        parameters = these | {"counted": sent[0].seq, "by_fence": lease.fence} | at(instant)
-        self._tx.execute(_mark(self._table, instant is not None), parameters)
+        marking = _mark(self._table, instant is not None, self._tx.capabilities.arrays)
+        self._tx.execute(marking, self._marking(lease, sent, instant))
+
+    def _marking(self, lease: Lease, sent: Sequence[Event], instant: float | None) -> dict[str, Any]:
+        """The parameters of `_mark`."""
+        these: dict[str, Any] = {"seqs": [event.seq for event in sent]}
+        if self._tx.capabilities.arrays:
+            these["digests"] = [_fingerprint(event) for event in sent]
+        else:
+            these["these"] = [(event.seq, _fingerprint(event)) for event in sent]
+        return these | {"counted": sent[0].seq, "by_fence": lease.fence} | at(instant)
 
     def _fail(self, failure: Failure) -> None:
         of = _of_attempt(failure.attempts)
@@ -153,7 +192,12 @@ def _as_read(table: Table) -> ColumnElement[bool]:
     """It waits, and was neither mended, requeued nor tried by another relay since it was read."""
     c = table.c
     same = and_(c.seq == bindparam("this"), c.digest == bindparam("this_payload"))
-    return and_(same, c.attempts == bindparam("so_far"), c.state == PENDING)
+    return and_(same, c.attempts == bindparam("so_far"), _waits(table))
+
+
+def _waits(table: Table) -> ColumnElement[bool]:
+    """It is pending; not so that the index of what is pending is scanned, as under old statistics it was."""
+    return func.coalesce(table.c.state, "") == PENDING
 
 
 @remembered
@@ -162,14 +206,33 @@ def _count(table: Table, by: int) -> Update:
 
 
 @remembered
-def _mark(table: Table, given: bool) -> Update:
+def _mark(table: Table, given: bool, arrays: bool) -> Update:
     c = table.c
-    # The numbers by themselves as well: MariaDB finds no key for the pairs.
-    pairs = tuple_(c.seq, c.digest).in_(bindparam("these", expanding=True))
-    these = and_(c.seq.in_(bindparam("seqs", expanding=True)), pairs, c.state == PENDING)
+    if arrays:
+        rows = from_arrays(seqs=c.seq, digests=c.digest)
+        these = and_(c.seq == rows.c.seqs, c.digest == rows.c.digests, _waits(table))
+    else:  # the numbers by themselves as well: MariaDB finds no key for the pairs
+        pairs = tuple_(c.seq, c.digest).in_(bindparam("these", expanding=True))
+        these = and_(c.seq.in_(bindparam("seqs", expanding=True)), pairs, c.state == PENDING)
     sent = {"state": EventState.SENT.value, "sent_at": clock(NOW, given=given), "last_error": None}
     attempts: ColumnElement[int] = case((c.seq == bindparam("counted"), c.attempts), else_=c.attempts + 1)
     return update(table).where(these).values(**sent, fence=bindparam("by_fence"), attempts=attempts)
+
+
+@remembered
+def _settle(table: Table, locks: Leased, given: bool, then: bool) -> Select[Any]:
+    """Renew the lane's lease, and only under it mark what was sent and count the next attempt."""
+    now = clock(NOW, given=given)
+    renewing = update(locks.table).where(guard(locks, ONE, now)).values(until=locks.end(now))
+    kept = renewing.returning(locks.until).cte("kept")
+    under_it = exists(select(kept.c.until))
+    marked = _mark(table, given, True).where(under_it).returning(table.c.seq).cte("marked")
+    parts = [kept, marked]
+    counted: Any = literal(0)
+    if then:
+        parts.append(_count(table, 1).where(under_it).returning(table.c.seq).cte("counted"))
+        counted = select(func.count()).select_from(parts[-1]).scalar_subquery()
+    return select(select(kept.c.until).scalar_subquery(), counted).add_cte(*parts)
 
 
 @remembered

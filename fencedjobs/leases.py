@@ -36,6 +36,7 @@ from sqlalchemy import (
     delete,
     func,
     select,
+    true,
     tuple_,
     update,
 )
@@ -386,7 +387,7 @@ def make_many(
     if not leases:
         return []
     if capabilities.arrays:
-        statement = _many_as_arrays(leased, change)
+        statement = _many_as_arrays(leased, change, tx.waits)
         return tx.execute(statement, {**parameters, **_arrays(leases, texts)}).all()
     rows: list[Any] = []
     chunks = [*_chunks(leases, texts)]
@@ -412,19 +413,28 @@ def _arrays(leases: Sequence[Lease], texts: Sequence[str | None] = ()) -> dict[s
     }
 
 
-def from_arrays(**columns: Column[Any]) -> TableValuedAlias:
-    """Rows made of array parameters of these names, typed like these columns: one statement for all."""
+def from_arrays(*, place: str | None = None, **columns: Column[Any]) -> TableValuedAlias:
+    """Rows made of array parameters of these names, typed like these columns: one statement for all.
+
+    ``place`` names a column that numbers them.
+    """
     arrays = [
         bindparam(name, type_=ARRAY(Text() if isinstance(column.type, String) else column.type))
         for name, column in columns.items()
     ]
-    return func.unnest(*arrays).table_valued(*columns, name="given").render_derived()
+    rows = func.unnest(*arrays).table_valued(*columns, with_ordinality=place, name="given")
+    return rows.render_derived()
 
 
 @remembered
-def _many_as_arrays(leased: Leased, change: Change) -> Update:
-    own = {} if change.own is None else {"owns": change.own}
-    given = from_arrays(ids=leased.key, owners=leased.owner, fences=leased.fence, **own)
+def _many_as_arrays(leased: Leased, change: Change, waits: bool) -> Update:
+    """``waits``: for rows that somebody else has locked, which are left alone else."""
+    own: dict[str, Any] = {} if change.own is None else {"owns": change.own}
+    given: Any = from_arrays(ids=leased.key, owners=leased.owner, fences=leased.fence, **own)
+    if not waits:
+        held = guard(leased, Held(given.c.ids, given.c.owners, given.c.fences), change.now)
+        free = select(*given.c).select_from(leased.table).join(given, true()).where(held)
+        given = free.with_for_update(of=leased.table, skip_locked=True, key_share=True).cte("free")
     values = {**change.values, **({} if change.own is None else {change.own.name: given.c.owns})}
     held = guard(leased, Held(given.c.ids, given.c.owners, given.c.fences), change.now)
     return update(leased.table).where(held).values(values).returning(*change.returning)

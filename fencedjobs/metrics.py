@@ -75,6 +75,8 @@ _log = logging.getLogger("fencedjobs")
 
 def logged(what: Observed, /, **facts: Any) -> None:
     """The default observer: one log line, with the facts as ``key=value`` and as attributes of the record."""
+    if not _log.isEnabledFor(_LEVELS[what]):
+        return
     said = " ".join(f"{name}={value!r}" for name, value in facts.items())
     _log.log(_LEVELS[what], "%s %s", what.value, said, extra={"event": what.value, "facts": facts})
 

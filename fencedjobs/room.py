@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from fencedjobs.values import JobLease
 
 _LAST_WORDS: Final = 5.0  # seconds for what is still to be written when the worker stops
 _AHEAD: Final = 400  # finished jobs that are not written down yet, before no more are claimed
+_CALM: Final = 0.01  # seconds between two looks at what is in hand, which has its price when there is much
+_GATHER: Final = 0.002  # seconds in which places gather, while the queue fills them all
 _LISTEN: Final = 0.25  # seconds in which a listener looks whether it is to stop
 
 
@@ -85,7 +88,7 @@ class Room:
         self._lock = threading.Lock()
         self._announced = False
         self._look_at = 0.0
-        self._found_nothing = False
+        self._found_nothing = self._found_all = False
         self._idle = Pauses(plan.poll)
         self._backoff = Backoff(0.25, max(plan.poll, 5.0))
         self._stops = 0
@@ -206,6 +209,8 @@ class Room:
             self._open()
             while not self._is_over():
                 _sleep(self._woken, self._turn())
+                if not self._stops:
+                    time.sleep(_CALM)
         except BaseException as error:  # noqa: BLE001 - who waits for the end must be told
             self.error = self.error or error
         self._stops += 2
@@ -302,7 +307,7 @@ class Room:
             alone = self._plan.until_empty and not len(
                 self._in_hand
             )  # before the look: its end may bring more
-            places = self._places()
+            places = self._gathered()
             if places > 0 and self._is_due(alone):
                 found = self._look(line, places)
                 if found == 0 and alone:
@@ -313,6 +318,14 @@ class Room:
 
     def _is_due(self, alone: bool) -> bool:
         return self._announced or clock() >= self._look_at or (alone and not self._backoff.failures)
+
+    def _gathered(self) -> int:
+        """The places there are; a moment later, if there are few, and more is certain to be in the queue."""
+        places = self._places()
+        if self._found_all and 0 < places < self._plan.concurrency // 2:
+            time.sleep(_GATHER)
+            places = self._places()
+        return places
 
     def _places(self) -> int:
         """How many more jobs can be taken; few when what is finished cannot be written down as fast."""
@@ -331,7 +344,7 @@ class Room:
             self._trouble("claims", error)
             return None
         self._backoff.succeeded()
-        self._found_nothing = not found
+        self._found_nothing, self._found_all = not found, found == room
         self._look_at = clock() + (0 if found == room else self._idle.next(found > 0))
         return found
 

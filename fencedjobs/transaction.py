@@ -114,11 +114,15 @@ class Transaction:
         parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
         *,
         may_fail: bool = False,
+        writing: bool = False,
     ) -> CursorResult[*tuple[Any, ...]]:
-        """Execute; ``may_fail``: an error is an answer that the verb deals with."""
+        """Execute; ``may_fail``: an error is an answer that the verb deals with.
+
+        ``writing``: it is a SELECT that writes all the same.
+        """
         options = {_MAY_FAIL: True} if may_fail else {}
         connection, given = self.connection, parameters or None
-        if not self.single or isinstance(statement, Select):
+        if not self.single or (isinstance(statement, Select) and not writing):
             return connection.execute(statement, given, execution_options=options)
         if self._written:
             raise TransactionLost("a verb of one statement sent another, outside of any transaction")

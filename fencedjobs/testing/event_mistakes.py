@@ -91,12 +91,13 @@ def _order_of_ids() -> Patches:
 
 @fault(stages.outbox, "the sender gets the relay's own event, and its changes leak")
 def _sends_the_original() -> Patches:
-    yield batch, "deepcopy", lambda event: event
+    yield batch, "_copied", lambda value: value
 
 
 @fault(stages.outbox, "an attempt is not counted before the send, so that an event that kills is not counted")
 def _attempt_counted_afterwards() -> Patches:
     yield Lanes, "_count", lambda self, event: True
+    yield Lanes, "_settle_at_once", lambda self, *_: self._tx.require_several()
 
 
 @fault(stages.outbox, "the first failure does not stop the batch, and others overtake")

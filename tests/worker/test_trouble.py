@@ -46,12 +46,18 @@ class Scissors:
         self.cut: Cut | None = None
         self._commit = dialects.commit
         self._send = dialects.send_commit
+        self._announce = dialects.announce_commit
         monkeypatch.setattr(dialects, "commit", self._committing)
+        monkeypatch.setattr(dialects, "announce_commit", self._announcing)
         monkeypatch.setattr(dialects, "send_commit", self._sending)
 
     def _committing(self, *args: Any, **kwargs: Any) -> Any:
         self._snip()
         return self._commit(*args, **kwargs)
+
+    def _announcing(self, connection: Any) -> None:
+        self._snip()
+        self._announce(connection)
 
     def _sending(self, *args: Any, **kwargs: Any) -> Any:
         self._snip()
