@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL
 
-from benchmarks import ours, processes
-from benchmarks.bases import URLS, engine_of, scratch
+from benchmarks import growth, other, ours, processes
+from benchmarks.bases import URLS
 from benchmarks.limit import Limit, limit_of
 from benchmarks.ours import Ours
 from fencedjobs.dialects import async_url
@@ -54,33 +54,35 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """Medians of one cell."""
+    """Medians of one cell: rates of both sides, or a measure by itself that must stay below its goal."""
 
     cell: str
     database: str
-    limit: float
-    ours: float
+    ratio: float
     goal: float
-
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.limit
+    rates: tuple[float, float] | None = None  #: of the limit, and ours
 
     @property
     def reached(self) -> bool:
-        return self.ratio >= self.goal
+        return self.ratio <= self.goal if self.rates is None else self.ratio >= self.goal
 
     def row(self) -> dict[str, Any]:
         """As `--json` prints it."""
         return {
             "cell": self.cell,
             "database": self.database,
-            "limit": round(self.limit),
-            "ours": round(self.ours),
             "ratio": round(self.ratio, 3),
             "goal": self.goal,
             "reached": self.reached,
         }
+
+    def __str__(self) -> str:
+        rates = ("", "") if self.rates is None else tuple(f"{rate:,.0f}" for rate in self.rates)
+        sign, mark = ("≤", "≥")[self.rates is not None], "" if self.reached else "  not reached"
+        return (
+            f"{self.database:11} {self.cell:43}{rates[0]:>10}{rates[1]:>10}"
+            f"{self.ratio:>8.2f}  {sign} {self.goal:.2f}{mark}"
+        )
 
 
 def measure(cell: Cell, bench: Bench, database: str, repetitions: int) -> Result:
@@ -92,7 +94,7 @@ def measure(cell: Cell, bench: Bench, database: str, repetitions: int) -> Result
             number, seconds = side(bench)
             into.append(number / seconds)
     limit, own = (statistics.median(each) for each in rates.values())
-    return Result(cell.name, database, limit, own, cell.goals[database])
+    return Result(cell.name, database, own / limit, cell.goals[database], (limit, own))
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -186,21 +188,31 @@ def _goals(postgresql: float, mariadb: float | None = None, sqlite: float | None
     return {name: goal for name, goal in goals.items() if goal is not None}
 
 
+RAW_DRAIN: Final = _raw_work(20_000, 1, processes.raw)
+OWN_DRAIN: Final = _work(20_000, 1)
 CELLS: Final = (
-    Cell("enqueue, each its own transaction", _goals(0.75, 0.70, 0.30), _each("limit", 2000), _each("ours", 2000)),
+    Cell(
+        "enqueue, each its own transaction",
+        _goals(0.75, 0.70, 0.30),
+        _each("limit", 2000),
+        _each("ours", 2000),
+    ),
     Cell("enqueue_many, 10,000", _goals(0.55, 0.55, 0.25), _bulk("limit"), _bulk("ours")),
-    Cell("claim 100, complete 100", _goals(0.75, 0.75, 0.35), _drain("limit", 20_000), _drain("ours", 20_000)),
+    Cell(
+        "claim 100, complete 100",
+        _goals(0.75, 0.75, 0.35),
+        _drain("limit", 20_000),
+        _drain("ours", 20_000),
+    ),
     Cell(
         "one at a time",
         _goals(0.85, 0.85, 0.40),
         _drain("limit", 2000, singly=True),
         _drain("ours", 2000, singly=True),
     ),
-    Cell(
-        "Worker, 1 process", _goals(0.55, 0.60, 0.20), _raw_work(20_000, 1, processes.raw), _work(20_000, 1)
-    ),
+    Cell("Worker, 1 process", _goals(0.55, 0.60, 0.20), RAW_DRAIN, OWN_DRAIN),
     Cell("Worker, 2 processes", _goals(0.50, 0.50), _raw_work(40_000, 2, processes.raw), _work(40_000, 2)),
-    Cell("AsyncWorker, 1 process", _goals(0.50), _raw_work(20_000, 1, processes.raw), _work_async(20_000)),
+    Cell("AsyncWorker, 1 process", _goals(0.50), RAW_DRAIN, _work_async(20_000)),
     Cell(
         "Worker, business row in ctx.transaction()",
         _goals(0.80, 0.80, 0.50),
@@ -234,29 +246,40 @@ CELLS: Final = (
 )
 
 
-def run(database: str, wanted: Callable[[Cell], bool], repetitions: int, scale: float) -> list[Result]:
-    """All cells of one database, in a database of their own."""
-    results = []
-    with scratch(URLS[database], "fj_bench") as url:
-        limit, own = limit_of(url), Ours(url)
-        try:
-            limit.make()
-            own.make()
-            bench = Bench(url, limit, own, scale)
-            for cell in CELLS:
-                if database in cell.goals and wanted(cell):
-                    results.append(measure(cell, bench, database, repetitions))
-                    print_result(results[-1])
-        finally:
-            limit.close()
-            own.close()
-    return results
+Wanted = Callable[[str], bool]  # whether a cell of this name is to be measured
 
 
-def print_result(result: Result) -> None:
-    mark = "" if result.reached else "  not reached"
-    print(
-        f"{result.database:11} {result.cell:43}{result.limit:>10,.0f}{result.ours:>10,.0f}"
-        f"{result.ratio:>7.2f}  (goal {result.goal:.2f}){mark}",
-        flush=True,
-    )
+def run(database: str, url: URL, wanted: Wanted, repetitions: int, scale: float) -> Iterator[Result]:
+    """The cells that have a raw limit."""
+    limit, own = limit_of(url), Ours(url)
+    try:
+        limit.make()
+        own.make()
+        bench = Bench(url, limit, own, scale)
+        for cell in CELLS:
+            if database in cell.goals and wanted(cell.name):
+                yield measure(cell, bench, database, repetitions)
+        bench.clear()
+    finally:
+        limit.close()
+        own.close()
+
+
+def bounds(database: str, url: URL, wanted: Wanted, scale: float) -> Iterator[Result]:
+    """The cells that have a bound of their own, on the tables that `run` has made."""
+    if wanted(name := "wake-up of an idle worker, ms"):
+        goal = 10.0 if database == "postgresql" else 1e3 * other.POLL / 2 + 10.0
+        yield Result(name, database, other.wake_up(url, max(5, int(30 * scale))), goal)
+    if wanted(name := "memory after 100,000 jobs / after 10,000"):
+        many = max(20_000, int(100_000 * scale))
+        yield Result(name, database, other.memory(url, many // 10, many), 1.05)
+
+
+def grown(database: str, wanted: Wanted, scale: float) -> Iterator[Result]:
+    """A claim beside many rows, over a claim from an empty table."""
+    for scenario in growth.SCENARIOS:
+        rows = growth.LEASED if scenario == "leased" else int(1_000_000 * scale)
+        names = [f"claim {limit} beside {rows:,} {scenario}" for limit in (1, BATCH)]
+        if any(map(wanted, names)):
+            ratios = growth.ratios(URLS[database], scenario, rows)
+            yield from (Result(name, database, ratio, 1.3) for name, ratio in zip(names, ratios, strict=True))

@@ -12,21 +12,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 
-from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy import Engine, make_url, text
 
+from benchmarks.bases import URLS, engine_of, scratch
 from fencedjobs import Store, schema
 
-URLS = (
-    "postgresql+psycopg://postgres@127.0.0.1/postgres",
-    "mysql+pymysql://root@127.0.0.1/mysql",
-    "sqlite://",
-)
 LEASED = 10_000
 FAR = 4e9  # an instant that no test lives to see
 
@@ -51,7 +45,7 @@ SELECT {prefix}, 'default', {state}, {until}, {owner}, {fence}, 0, 0, 'null' FRO
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--url", nargs="*", default=URLS)
+    parser.add_argument("--url", nargs="*", default=[*URLS.values()])
     parser.add_argument("--scenario", nargs="*", default=list(SCENARIOS))
     options = parser.parse_args()
     heads = ("beside", 10), ("rows", 11), ("claim 1", 12), ("ratio", 8), ("claim 100", 12), ("ratio", 8)
@@ -63,20 +57,37 @@ def main() -> None:
 
 
 def measure(url: str, scenario: str, rows: int) -> None:
-    with scratch(url, "fj_growth_empty") as empty, scratch(url, "fj_growth_full") as full:
-        load(full, scenario, rows)
-        stores = Store(empty), Store(full)
-        for engine in (empty, full):
-            load(engine, "ready", 6000, prefix="top")
-            analyze(engine)
-        one = compare([lambda s=s: s.claim("w", ttl=1e6) for s in stores], 300)
-        many = compare([lambda s=s: s.claim_many("w", ttl=1e6, limit=100) for s in stores], 40)
+    one, many = taken(url, scenario, rows)
     name = make_url(url).get_backend_name()
     print(
         f"{name:12}{scenario:>10}{rows:>11,}"
         f"{one[1]:>9.2f} ms{one[1] / one[0]:>8.2f}{many[1]:>9.2f} ms{many[1] / many[0]:>8.2f}",
         flush=True,
     )
+
+
+def ratios(url: str, scenario: str, rows: int) -> tuple[float, float]:
+    """Of a claim of 1 and of 100: beside these rows over beside none."""
+    one, many = taken(url, scenario, rows)
+    return one[1] / one[0], many[1] / many[0]
+
+
+def taken(url: str, scenario: str, rows: int) -> tuple[list[float], list[float]]:
+    """Median milliseconds of a claim of 1 and of 100, from the empty tables and from the full ones."""
+    with scratch(url, "fj_growth_empty") as one_url, scratch(url, "fj_growth_full") as other_url:
+        empty, full = engine_of(one_url), engine_of(other_url)
+        for engine in (empty, full):
+            schema.upgrade(engine)
+        load(full, scenario, rows)
+        stores = Store(empty), Store(full)
+        for engine in (empty, full):
+            load(engine, "ready", 6000, prefix="top")
+            analyze(engine)
+        one = compare([partial(store.claim, "w", ttl=1e6) for store in stores], 300)
+        many = compare([partial(store.claim_many, "w", ttl=1e6, limit=100) for store in stores], 40)
+        for engine in (empty, full):
+            engine.dispose()
+    return one, many
 
 
 def compare(calls: list[Callable[[], object]], times: int) -> list[float]:
@@ -105,34 +116,6 @@ def analyze(engine: Engine) -> None:
     commands = {"postgresql": "VACUUM ANALYZE fenced_jobs", "mysql": "ANALYZE TABLE fenced_jobs"}
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(commands.get(engine.dialect.name, "ANALYZE"))
-
-
-@contextmanager
-def scratch(url: str, name: str) -> Iterator[Engine]:
-    """An engine on a migrated database of its own, dropped afterwards."""
-    parsed = make_url(url)
-    with tempfile.TemporaryDirectory() as folder:
-        if parsed.get_backend_name() == "sqlite":
-            engine = create_engine(f"sqlite:///{Path(folder) / name}.db")
-            event.listen(engine, "connect", lambda dbapi, _: dbapi.execute("PRAGMA journal_mode = WAL"))
-        else:
-            administer(url, f"DROP DATABASE IF EXISTS {name}", f"CREATE DATABASE {name}")
-            engine = create_engine(parsed.set(database=name))
-        try:
-            schema.upgrade(engine)
-            yield engine
-        finally:
-            engine.dispose()
-            if parsed.get_backend_name() != "sqlite":
-                administer(url, f"DROP DATABASE {name}")
-
-
-def administer(url: str, *statements: str) -> None:
-    engine = create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        for statement in statements:
-            connection.exec_driver_sql(statement)
-    engine.dispose()
 
 
 if __name__ == "__main__":

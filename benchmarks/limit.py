@@ -106,7 +106,8 @@ class Limit(ABC):
         """Claim and complete in batches."""
         while number > 0:
             jobs = self.claim(batch)
-            assert jobs and self.complete_many(jobs) == len(jobs)
+            assert jobs
+            assert self.complete_many(jobs) == len(jobs)
             number -= len(jobs)
 
     def drain_singly(self, number: int) -> None:
@@ -269,7 +270,7 @@ class MariaDBLimit(Limit):
         self.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        return self._cursor.execute(sql, parameters or None)
+        return int(self._cursor.execute(sql, parameters or None))
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         self._cursor.execute(sql, parameters or None)

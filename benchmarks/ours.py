@@ -63,7 +63,8 @@ class Ours:
     def drain(self, number: int, batch: int) -> None:
         while number > 0:
             leases = self.store.claim_many(ttl=TTL, limit=batch)
-            assert leases and not self.store.complete_many(leases)
+            assert leases
+            assert not self.store.complete_many(leases)
             number -= len(leases)
 
     def drain_singly(self, number: int) -> None:
@@ -100,7 +101,7 @@ def writes(ctx: Any) -> None:
         uow.session.execute(insert(business).values(job=ctx.id))
 
 
-def observed(what: Observed, **facts: Any) -> None:
+def observed(what: Observed, /, **facts: Any) -> None:
     """Metrics are on: each observation comes here."""
 
 

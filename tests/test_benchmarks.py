@@ -1,0 +1,20 @@
+"""The benchmarks run, and say what their readers take from them. (Nothing is timed here.)"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+
+def test_the_table_as_rows() -> None:
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--database", "sqlite", "--json"]
+    cells = "enqueue_many|one at a time|mark_every|inbox, new|Worker, 1 process"
+    run = subprocess.run([*command, "--cell", cells], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    rows = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(rows) == 5
+    for row in rows:
+        assert row.keys() == {"cell", "database", "ratio", "goal", "reached"}
+        assert row["database"] == "sqlite"
+        assert row["reached"] is (row["ratio"] >= row["goal"])
