@@ -14,9 +14,10 @@ from sqlalchemy import URL
 
 from benchmarks.bases import engine_of
 from benchmarks.ours import CONCURRENCY, PAYLOAD, Ours, noop, observed
-from fencedjobs import Store, Worker
+from fencedjobs import JobState, Store, Worker
 
 POLL: Final = 0.25  # seconds; the worker's own
+CHUNK: Final = 2000  # jobs that are enqueued at once
 PAUSE: Final = 0.4  # seconds in which a worker is idle again
 
 
@@ -61,14 +62,20 @@ def measured(url: str, few: int, many: int) -> None:
 
     own = Ours(make_url(url))
     engine = engine_of(own.engine.url, pool_size=CONCURRENCY)
-    worker = Worker(Store(engine), concurrency=CONCURRENCY, maintenance=None, observe=observed)
+    worker = Worker(Store(engine), concurrency=CONCURRENCY, maintenance=None, poll=0.05, observe=observed)
     worker.handler("noop")(noop)
-    for number in (few, many - few):
-        while number > 0:
-            own.enqueue_kind(min(number, 10_000))
-            number -= min(number, 10_000)
-            worker.run(until_empty=True)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    done = 0
+    for number in (few, many):
+        while done < number:
+            own.enqueue_kind(min(number - done, CHUNK))
+            done += min(number - done, CHUNK)
+            while own.store.counts().get("default", {}).get(JobState.DONE, 0) < done:
+                time.sleep(0.05)
         print(_resident())
+    worker.stop()
+    thread.join()
 
 
 def _resident() -> int:

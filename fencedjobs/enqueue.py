@@ -158,7 +158,7 @@ class Enqueue:
         if self._absent is None:
             # Read first where there is no ON CONFLICT DO NOTHING: a failed INSERT would lock the row
             # of a running job for as long as the caller's transaction goes on.
-            there = self._there([id]).get(id)
+            there = self._there([new]).get(id)
             if there not in (None, JobState.PURGED):
                 return None
             created = there is None and self._inserted_alone(new)
@@ -182,9 +182,9 @@ class Enqueue:
         """Insert rows of different ids; the ids of those that were not there."""
         if self._tx.capabilities.arrays:
             created = self._insert_arrays(rows)
-            there = self._there([row["new_id"] for row in rows if row["new_id"] not in created])
+            there = self._there([row for row in rows if row["new_id"] not in created])
         else:
-            there = self._there([row["new_id"] for row in rows])
+            there = self._there(rows)
             created = self._insert_rows([row for row in rows if row["new_id"] not in there])
         purged = [row for row in rows if there.get(row["new_id"]) == JobState.PURGED]
         return created | self._each(purged)
@@ -201,7 +201,9 @@ class Enqueue:
             return False
         return True
 
-    def _there(self, ids: list[str]) -> dict[str, str]:
+    def _there(self, rows: list[dict[str, Any]]) -> dict[str, str]:
+        """The states of those that are there already, which no id can be that was made just now."""
+        ids = [row["new_id"] for row in rows if row["new_named"]]
         if not ids:
             return {}
         return {row[0]: row[1] for row in self._tx.execute(_states(self._jobs), {"ids": ids})}

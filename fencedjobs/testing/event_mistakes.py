@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, select, update
+from sqlalchemy import and_, bindparam, func, select, true, update
 
 from fencedjobs import batch, claims, facets, guards, lanes, leases, outbox, own, relay
 from fencedjobs import payload as edge
@@ -60,6 +60,16 @@ def _mark_without_the_lease() -> Patches:
             return lease
 
     yield Lanes, "_keep", keeping
+
+
+@fault(
+    stages.outbox,
+    "where one statement renews the lane and marks, it marks although the lease is lost",
+    occurs=lambda capable: capable.arrays,
+)
+def _marked_beside_the_lease() -> Patches:
+    yield lanes, "exists", lambda *_: true()
+    yield lanes, "_settle", builder(lanes._settle)
 
 
 @fault(stages.outbox, "whatever is true acknowledges an event")
