@@ -487,7 +487,14 @@ def rollback(connection: Connection, *, single: bool = False) -> None:
     abandon(connection)
     with _last_use(connection):
         connection.rollback()
-        if single and capabilities(connection.dialect).autocommit and not connection.invalidated:
+    if single:
+        end_single(connection)
+
+
+def end_single(connection: Connection) -> None:
+    """Leave the connection as it was before `single`, when its statement has ended; raises nothing."""
+    if capabilities(connection.dialect).autocommit and not connection.invalidated:
+        with _last_use(connection):
             connection.connection.dbapi_connection.autocommit = False  # type: ignore[union-attr]
 
 

@@ -104,7 +104,8 @@ class Transactions:
         self, subject: Any, patience: Patience, reading: bool, current: bool, single: bool
     ) -> Iterator[Transaction]:
         with self.alone() as options, self.engine.connect() as connection:
-            connection.execution_options(**options)
+            if options:
+                connection.execution_options(**options)
             tx = Transaction(lambda: connection, **self._options)
             tx.subject = subject
             try:
@@ -121,7 +122,10 @@ class Transactions:
             except BaseException:
                 dialects.rollback(connection, single=tx.single)
                 raise
-            dialects.rollback(connection, single=tx.single)
+            if tx.single:
+                dialects.end_single(connection)
+            else:
+                dialects.rollback(connection)
             connection.info[_ANSWERED] = time.monotonic()
 
     def _is_alive(self, connection: Connection) -> bool:
