@@ -181,12 +181,12 @@ class JoinedJobs:
         if row is None:
             raise self._lost(lease)
         kind, text = edge.described(error)
-        guarded["errors"] = sql.history(row.errors, JobError(lease.attempt, row.read_at, kind, text))
+        guarded["errors"] = sql.history(row.errors, JobError(row.attempts, row.read_at, kind, text))
         if retry is None or row.attempts >= row.max_attempts:
             guarded["reason"] = "failed for good" if retry is None else "attempts used up"
             self._end(lease, sql.fail_for_good(jobs, given), guarded)
             return JobState.QUARANTINED
-        delay = retry.delay(lease.attempt)
+        delay = retry.delay(row.attempts)
         giving_back = sql.give_back(jobs, True, given, delay > 0, tx.notify)
         self._end(lease, giving_back, guarded | _waiting(delay, 0))
         return JobState.SCHEDULED if delay > 0 else JobState.READY

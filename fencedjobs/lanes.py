@@ -115,15 +115,16 @@ class Lanes:
     def give_back(self, lease: Lease, sent: Sequence[Event], unsent: Event | None, *, ttl: float) -> None:
         """Mark what is left to mark, and give the lane back. If ``unsent`` was counted, it is not any more.
 
-        `LeaseLost`, and nothing is marked, if another relay has the lane; no matter if nothing is left.
+        That count stays if another relay has been on the lane meanwhile: it may be its own. `LeaseLost`,
+        and nothing is marked, if another relay has the lane; no matter if nothing is left.
         """
+        kept = self._keep(lease, ttl) if sent else lease
         if sent:
-            lease = self._keep(lease, ttl)
-            self._mark(lease, sent)
-        if unsent is not None:
-            self._tx.execute(_count(self._table, -1), _this(unsent, unsent.attempt))
+            self._mark(kept, sent)
         with suppress(LeaseLost):
-            self._locks.release(lease)
+            self._locks.release(kept)
+            if unsent is not None and kept.fence <= lease.fence + 1:
+                self._tx.execute(_count(self._table, -1), _this(unsent, unsent.attempt))
 
     def last_words(self, event: Event, attempt: int) -> str | None:
         """The error that this attempt of an event left; ``None`` if it left none, since its relay died.

@@ -23,8 +23,9 @@ from fencedjobs.errors import InboxConflict
 from fencedjobs.models import Guard, InboxMessage, tables
 from fencedjobs.testing.cuts import AFTER, BEFORE, severed
 from fencedjobs.testing.lease_model import GuardModel
-from fencedjobs.testing.machines import NAMES, Broken, Effort, Step, one_of, opened, read, same, step_of
+from fencedjobs.testing.machines import NAMES, Broken, Effort, Step, one_of, opened, same, step_of
 from fencedjobs.testing.outbox_model import InboxModel
+from fencedjobs.testing.watching import Watcher
 
 _ways = one_of("store", "store", "block", "breaks")
 _cuts = one_of(*[None] * 6, BEFORE, AFTER)
@@ -54,6 +55,7 @@ class InboxMachine(RuleBasedStateMachine):
         placed = tables(self.schema)
         self._messages, self._fences = (placed[one.__tablename__] for one in (InboxMessage, Guard))
         self.store = type(self).open_store()
+        self.watcher = Watcher(self.store)
         if any(self._rows()):
             raise ValueError("the machine needs empty tables of inbox and guards")
 
@@ -70,6 +72,7 @@ class InboxMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Empty both tables."""
+        self.watcher.close()
         with self.store.begin() as uow:
             for table in (self._messages, self._fences):
                 uow.session.execute(delete(table))
@@ -78,9 +81,8 @@ class InboxMachine(RuleBasedStateMachine):
         m, g = self._messages.c, self._fences.c
         messages = select(m.source, m.id, m.received_at, m.fence, m.duplicates, m.conflicts)
         guards = select(g.resource, g.fence, g.updated_at)
-        one, other = read(
-            self.store, lambda tx: [tx.execute(reading).all() for reading in (messages, guards)]
-        )
+        both = (messages, guards)
+        one, other = self.watcher.read(lambda tx: [tx.execute(reading).all() for reading in both])
         return {tuple(row[:2]): tuple(row[2:]) for row in one}, {row[0]: tuple(row[1:]) for row in other}
 
     def _compare(self) -> None:

@@ -36,13 +36,13 @@ from fencedjobs.testing.machines import (
     one_of,
     opened,
     past_leases,
-    read,
     same,
     step_of,
     walk,
 )
 from fencedjobs.testing.model import Disagreement
 from fencedjobs.testing.pairs import Coverage
+from fencedjobs.testing.watching import Watcher
 from fencedjobs.values import Lease, LeaseRecord
 
 ROWS: Final = 3
@@ -142,6 +142,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.table: Any = inspect(self.mapped).columns["owner"].table
         self.key = next(iter(self.table.primary_key.columns))
         self.store = type(self).open_store()
+        self.watcher = Watcher(self.store)
         self.verbs = self.store.leases(self.mapped, open=self.open)
         if self._rows():
             raise ValueError(f"the machine needs an empty table, and {self.table.name} has rows")
@@ -171,6 +172,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Empty the table."""
+        self.watcher.close()
         with self.store.begin() as uow:
             uow.session.execute(delete(self.table))
 
@@ -179,7 +181,7 @@ class LeaseMachine(RuleBasedStateMachine):
         c, names = self.table.c, list(self.values)
         condition = literal(True) if self.open is None else self.open
         reading = select(self.key, c.owner, c.fence, c.until, condition, *(c[name] for name in names))
-        rows = read(self.store, lambda tx: tx.execute(reading).all())
+        rows = self.watcher.read(lambda tx: tx.execute(reading).all())
         found = (
             (LeaseRecord(*row[:4]), dict(zip(names, row[5:], strict=True)), bool(row[4])) for row in rows
         )

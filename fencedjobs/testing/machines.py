@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,10 +30,11 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from sqlalchemy import Table, delete, select
+from sqlalchemy import Select, Table, delete, select
 
 from fencedjobs.errors import InvalidValue, LeaseLost
 from fencedjobs.jobs import JoinedJobs
+from fencedjobs.locks import Locks
 from fencedjobs.models import Job, Lock, tables
 from fencedjobs.retry import Retry
 from fencedjobs.testing import pairs
@@ -41,8 +42,9 @@ from fencedjobs.testing.blocking import Blocking
 from fencedjobs.testing.cuts import AFTER, BEFORE, severed
 from fencedjobs.testing.model import Disagreement, JobModel, LockModel
 from fencedjobs.testing.pairs import Coverage
+from fencedjobs.testing.watching import Watcher, read
 from fencedjobs.transaction import Transaction
-from fencedjobs.values import JobLease, JobRecord, JobState, Lease
+from fencedjobs.values import JobLease, JobRecord, JobState, Lease, LeaseRecord
 
 NAMES: Final = ("a", "A", "a ", "\u00e1", "a\u0301")  # five different ids, whatever the collation
 LOCKS: Final = ("cron", "Cron")
@@ -118,6 +120,11 @@ def one_of(*values: Any) -> st.SearchStrategy[Any]:
     return st.sampled_from(values)
 
 
+def as_often(strategies: Sequence[st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    """Any of these, each as often as it is here: ``st.one_of`` drops repeats, and flattens what is nested."""
+    return st.integers(0, len(strategies) - 1).flatmap(strategies.__getitem__)
+
+
 _names, _values = one_of(*NAMES), one_of(*VALUES)
 _owners, _retries = one_of(*OWNERS), one_of(*RETRIES)
 _queues, _limits = one_of("default", "default", "shop"), one_of(1, 2, 3)
@@ -187,7 +194,7 @@ _LOST: Final = [
 ]  # fmt: skip
 _OTHERS: Final = [
     step_of("replay", verb=one_of(*VERBS), met=one_of(*CONDITIONS)),
-    st.one_of(*_LOST),
+    as_often(_LOST), as_often(_LOST),
     step_of("enqueue", job=_new_jobs(), named=st.booleans()),
     step_of("enqueue_many", jobs=st.lists(_new_jobs(), max_size=4)),
     step_of("operate", verb=one_of("cancel", "quarantine", "requeue"), name=_names, payload=_values),
@@ -213,6 +220,7 @@ class JobMachine(RuleBasedStateMachine):
 
     open_store: Callable[[], Any]
     jobs: Table
+    all_jobs: Select[Any]  #: of the table of jobs
     named: Table  #: the table of locks
     effort: Effort
     coverage: Coverage  #: of all examples of this class
@@ -232,7 +240,8 @@ class JobMachine(RuleBasedStateMachine):
         self.model = JobModel(lambda name: self.seen.get(name))  # noqa: PLW0108 - `seen` is replaced
         self.lock_model = LockModel()
         self.store = type(self).open_store()
-        self._read()
+        self.watcher = Watcher(self.store)
+        read(self.store, self._look)
         if self.rows or any(self.store.locks.get(name) for name in LOCKS):
             raise ValueError(
                 "the machine needs empty tables: its sweeps and purges would touch what is there"
@@ -261,6 +270,7 @@ class JobMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Delete the rows that this example made, and no others."""
+        self.watcher.close()
         with self.store.begin() as uow:
             uow.session.execute(delete(self.jobs).where(self.jobs.c.id.in_(list(self.seen))))
             uow.session.execute(delete(self.named).where(self.named.c.name.in_(LOCKS)))
@@ -309,12 +319,13 @@ class JobMachine(RuleBasedStateMachine):
             yield self.store
 
     def _read(self) -> None:
-        """Read the jobs, in a transaction that has not written them."""
-        read(self.store, lambda tx: self._look(JoinedJobs(tx), tx))
+        """Read the jobs, on a connection that has not written them."""
+        self.watcher.read(self._look)
 
-    def _look(self, jobs: Any, connection: Any) -> None:
+    def _look(self, tx: Transaction) -> None:
         """By ``get`` all that have changed; a row without a change was read before."""
-        rows = {row.id: tuple(row) for row in connection.execute(select(self.jobs))}
+        jobs = JoinedJobs(tx)
+        rows = {row.id: tuple(row) for row in tx.execute(self.all_jobs)}
         for name in sorted({*self.rows, *rows}):
             if self.rows.get(name) != rows.get(name):
                 self.seen[name] = jobs.get(name)
@@ -582,7 +593,7 @@ class JobMachine(RuleBasedStateMachine):
             claims = (partial(self.store.claim, "A", id=name), partial(self.store.locks.claim, "cron", "A"))
             for claim in claims:
                 same(f"ttl={bad!r}", type(answer_of(claim, ttl=bad, now=self.now)), InvalidValue)
-        self._read()
+        read(self.store, self._look)
         self._compare("nothing", None, None)
 
     # --- locks ------------------------------------------------------------------------------------
@@ -601,7 +612,7 @@ class JobMachine(RuleBasedStateMachine):
     def _both_locks(self, verb: str, *args: Any, **kwargs: Any) -> None:
         got = answer_of(getattr(self.store.locks, verb), *args, **kwargs)
         want = answer_of(getattr(self.lock_model, verb), *args, **kwargs)
-        self.lock_model.agree({name: self.store.locks.get(name) for name in LOCKS})
+        self.lock_model.agree(self.watcher.read(_locks_of))
         if isinstance(got, LeaseLost) and isinstance(want, LeaseLost):
             got, want = (got.held, got.current), (want.held, want.current)
         same(verb, got, want)
@@ -622,11 +633,10 @@ def answer_of(verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return Broken
 
 
-def read(store: Any, work: Callable[[Transaction], Any]) -> Any:
-    """What ``work`` answers in a transaction that has written nothing."""
-    if isinstance(store, Blocking):
-        return store.sync(lambda core: core.run(work, reading=True))
-    return store.run(work, reading=True)
+def _locks_of(tx: Transaction) -> dict[str, LeaseRecord | None]:
+    """By ``get`` all locks that an example may have made."""
+    locks = Locks(tx)
+    return {name: locks.get(name) for name in LOCKS}
 
 
 def same(what: str, got: Any, want: Any) -> None:
@@ -655,7 +665,7 @@ def job_machine(
     counts what it does in ``effort``, and which verb met which lease in ``coverage``.
     """
     placed = tables(schema)
-    steps = st.one_of(*_FORWARDS, *_BACKWARDS) if backwards else st.one_of(*_FORWARDS)
+    steps = as_often((*_FORWARDS, *_BACKWARDS) if backwards else _FORWARDS)
 
     def step(self: JobMachine, do: Step) -> None:
         """One call on both sides."""
@@ -664,6 +674,7 @@ def job_machine(
     parts = {
         "open_store": staticmethod(opened(store, runner)), "step": rule(do=steps)(step),
         "jobs": placed[Job.__tablename__], "named": placed[Lock.__tablename__],
+        "all_jobs": select(placed[Job.__tablename__]),
         "effort": Effort(), "coverage": Coverage(VERBS, CONDITIONS),
     }  # fmt: skip
     return type("JobMachine", (JobMachine,), parts)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -27,16 +27,20 @@ from sqlalchemy.orm import Session
 
 from fencedjobs import dialects
 from fencedjobs.errors import InboxConflict, LeaseLost, NotAcknowledged, OutboxConflict
+from fencedjobs.locks import LANE, Locks
 from fencedjobs.metrics import Observed
 from fencedjobs.models import Base, InboxMessage, Job, Lock, OutboxEvent
+from fencedjobs.outbox import JoinedOutbox
 from fencedjobs.relay import Relay, dispatch
 from fencedjobs.retry import Retry
 from fencedjobs.store import Store
 from fencedjobs.testing import outbox_model as oracle
 from fencedjobs.testing.machines import Effort
 from fencedjobs.testing.outbox_model import Became, Disagreement, same
+from fencedjobs.testing.watching import Watcher
+from fencedjobs.transaction import Transaction
 from fencedjobs.uow import UnitOfWork
-from fencedjobs.values import Event
+from fencedjobs.values import Event, EventRecord
 
 NAMES: Final = ("a", "A", "a ", "\u00e1", "a\u0301", "b")
 LANES: Final = ("default", "Default")
@@ -53,6 +57,13 @@ SOURCES: Final = ("", "shop")
 RIVAL: Final = "rival"
 TTL: Final = 60.0
 _TABLES: Final = tuple(Base.metadata.tables[m.__tablename__] for m in (OutboxEvent, InboxMessage, Lock, Job))
+_EVENTS: Final = select(_TABLES[0])
+_MESSAGES: Final = select(*(
+    _TABLES[1].c[name] for name in ("source", "id", "received_at", "fence", "duplicates", "conflicts")
+))  # fmt: skip
+_EFFECTS: Final = select(_TABLES[3].c.kind, _TABLES[3].c.key, func.count()).group_by(
+    _TABLES[3].c.kind, _TABLES[3].c.key
+)
 
 
 # --- what an example is made of -------------------------------------------------------------------
@@ -351,6 +362,8 @@ class _OutboxMachine(RuleBasedStateMachine):
         self.effort.examples += not self.effort.failed
         self.now = 1_764_000_000.25
         self.store = Store(self.engine, clock=lambda: self.now)
+        self.watcher = Watcher(self.store)
+        self.looked = _Looked()
         self.power = Power(self.engine)
         self.relay_store = Store(self.power.engine, clock=lambda: self.now)
         self.names = list(NAMES)
@@ -379,6 +392,7 @@ class _OutboxMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Delete the rows of the example."""
+        self.watcher.close()
         with self.engine.begin() as connection:
             for table in _TABLES:
                 connection.execute(delete(table))
@@ -391,15 +405,28 @@ class _OutboxMachine(RuleBasedStateMachine):
 
     def compare(self) -> None:
         """Every row of every table."""
-        with self.store.begin() as uow:
-            events = {name: uow.outbox.get(name) for name in self.names}
-        self.outbox.agree(events, {lane: self.store.locks.get(f"outbox:{lane}") for lane in LANES})
-        _agree("the lanes", self.store.outbox.stats(), self.outbox.stats(self.now))
-        _agree("the inbox", self._messages(), {
+        before, self.looked = self.looked, self.watcher.read(self._look)
+        lanes, messages, effects = self.looked.others
+        self.outbox.agree(self.looked.events, lanes)
+        if (before.rows, before.now) != (self.looked.rows, self.now):  # else they are as they were
+            _agree("the lanes", self.store.outbox.stats(), self.outbox.stats(self.now))
+        _agree("the inbox", messages, {
             key: (m.received_at, m.fence, m.duplicates, m.conflicts) for key, m in self.inbox.messages.items()
         })  # fmt: skip
-        _agree("its stats", self.store.inbox.stats(), self.inbox.stats())
-        _agree("the effects", self._effects(), self.inbox.effects)
+        if before.others[1] != messages:
+            _agree("its stats", self.store.inbox.stats(), self.inbox.stats())
+        _agree("the effects", effects, self.inbox.effects)
+
+    def _look(self, tx: Transaction) -> _Looked:
+        """By ``get`` all events that have changed; a row without a change was read before."""
+        outbox, locks, before = JoinedOutbox(tx), Locks(tx), self.looked
+        rows = {row.id: tuple(row) for row in tx.execute(_EVENTS)}
+        events = {
+            id: before.events[id] if before.rows.get(id) == row else outbox.get(id)
+            for id, row in rows.items()
+        }
+        lanes = {lane: locks.get(LANE + lane) for lane in LANES}
+        return _Looked(self.now, rows, events, (lanes, _messages(tx), _effects(tx)))
 
     def compare_event(self, sent: Event, wanted: Event) -> None:
         """What is sent must be this event, as it was added or mended."""
@@ -409,18 +436,6 @@ class _OutboxMachine(RuleBasedStateMachine):
             raise Disagreement(f"{sent} was sent, expected {wanted}")
         if sent.seq != seq or not same(sent.payload, wanted.payload):
             raise Disagreement(f"{sent} was sent, expected {wanted} with seq {seq}")
-
-    def _messages(self) -> dict[tuple[str, str], tuple[Any, ...]]:
-        c = _TABLES[1].c
-        reading = select(c.source, c.id, c.received_at, c.fence, c.duplicates, c.conflicts)
-        with self.engine.connect() as connection:
-            return {(row[0], row[1]): tuple(row[2:]) for row in connection.execute(reading)}
-
-    def _effects(self) -> dict[tuple[str, str], int]:
-        c = _TABLES[3].c
-        with self.engine.connect() as connection:
-            found = connection.execute(select(c.kind, c.key, func.count()).group_by(c.kind, c.key))
-            return {(row[0], row[1]): row[2] for row in found}
 
     def _count_rows(self) -> int:
         with self.engine.connect() as connection:
@@ -610,8 +625,26 @@ class _OutboxMachine(RuleBasedStateMachine):
     def forget(self, older_than: float, limit: int) -> None:
         """Old messages are forgotten; then they are new again."""
         got = self.store.inbox.purge(older_than, limit)
-        gone = self.inbox.messages.keys() - self._messages().keys()
+        gone = self.inbox.messages.keys() - self.watcher.read(_messages).keys()
         _agree("purge", got, self.inbox.purge(older_than, limit, now=self.now, gone=gone))
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What there was when it was last looked at."""
+
+    now: float | None = None
+    rows: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    events: Mapping[str, EventRecord | None] = field(default_factory=dict)
+    others: tuple[Any, Any, Any] = ({}, {}, {})  #: lanes, messages, effects
+
+
+def _messages(tx: Transaction) -> dict[tuple[str, str], tuple[Any, ...]]:
+    return {(row[0], row[1]): tuple(row[2:]) for row in tx.execute(_MESSAGES)}
+
+
+def _effects(tx: Transaction) -> dict[tuple[str, str], int]:
+    return {(row[0], row[1]): row[2] for row in tx.execute(_EFFECTS)}
 
 
 class _Broken(Exception):

@@ -84,9 +84,12 @@ def walk(store: Store, effort: Effort, way: Way) -> None:
     checked = job_machine(store)
     checked.effort = effort
     machine = checked()
-    machine.start(now=1000.0, joined=False, jobs=[{"id": "a", **job}, {"id": "b"}])
-    for one in steps:
-        machine.step(one)
+    try:
+        machine.start(now=1000.0, joined=False, jobs=[{"id": "a", **job}, {"id": "b"}])
+        for one in steps:
+            machine.step(one)
+    finally:
+        machine.watcher.close()
 
 
 # --- races ----------------------------------------------------------------------------------------

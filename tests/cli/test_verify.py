@@ -25,6 +25,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "FAULTS", chosen)
 
 
+@pytest.fixture
+def one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quickest: for what has nothing to do with the stages."""
+    monkeypatch.setattr(verify, "STAGES", [stage for stage in verify.STAGES if stage.name == "guards"])
+
+
 def names(engine: Engine) -> set[str]:
     """The tables, and the schemas that a check may have made."""
     places = {name for name in inspect(engine).get_schema_names() if name.startswith("fj_verify")}
@@ -78,6 +84,7 @@ def test_a_store_that_breaks_the_contract_is_told_by_a_short_story(monkeypatch: 
     assert 1 <= len(steps) <= 10, jobs["story"]
 
 
+@pytest.mark.usefixtures("one_stage")
 def test_a_fault_that_is_not_caught_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = verify.Profile(examples=1, steps=1, rounds=1, hunt=1, known=False)
     monkeypatch.setitem(verify.PROFILES, "quick", chance)
@@ -91,6 +98,7 @@ def test_a_file_that_is_named_is_not_made(tmp_path: Path) -> None:
     assert not (tmp_path / "mine.db").exists()
 
 
+@pytest.mark.usefixtures("one_stage")
 def test_a_report_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     done = run("verify", "--report", tmp_path / "no" / "report.html", url="sqlite://")
     assert done.code == 3

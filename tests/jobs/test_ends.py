@@ -123,6 +123,16 @@ def test_the_last_ten_errors_are_kept(store: Store) -> None:
     assert [(e.attempt, e.text) for e in errors] == [(n, f"error {n}") for n in range(3, 13)]
 
 
+def test_which_attempt_it_was_is_known_by_the_row_and_not_by_the_lease(store: Store) -> None:
+    """A lease that somebody has put together again may say anything but its id, owner and fence."""
+    store.enqueue("j", now=T)
+    lease = replace(claimed(store, "j"), attempt=7)
+    store.fail(lease, "no", retry=Retry(base=1, factor=2, jitter=False), now=T)
+    job = store.get("j")
+    assert job is not None
+    assert ([error.attempt for error in job.errors], job.until) == ([1], T + 1)
+
+
 def test_recording_a_failure_cannot_fail(store: Store) -> None:
     """FAULTS 56, 57: NUL, surrogates, texts without end, an error that cannot be printed."""
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from fencedjobs import LeaseLost, Store
-from fencedjobs.relay import dispatch
+from fencedjobs import LeaseLost, NotAcknowledged, Store
+from fencedjobs.relay import Relay, dispatch
 from fencedjobs.values import Event
 from tests.jobs.helpers import just_before
 from tests.outbox.helpers import OUTBOX, T, add, event, ids, rows, states
@@ -168,6 +168,23 @@ def test_what_another_relay_left_is_sent_with_the_next_batch(store: Store, clock
     assert ids(store.outbox.pending()) == ["b", "c"]
     assert [event(store, id).attempts for id in ("a", "b", "c")] == [2, 1, 0]
     assert dispatch(store, slow, ttl=60) == 2
+
+
+def test_a_relay_that_stops_takes_back_no_attempt_that_another_relay_has_counted(
+    store: Store, clock: Clock
+) -> None:
+    def send(event: Event) -> bool:
+        clock.now += 60
+        with pytest.raises(NotAcknowledged):
+            dispatch(store, Receiver({"b": False}), owner="another")
+        relay.stop()
+        return True
+
+    add(store, "a", "b")
+    relay = Relay(store, send, mark_every=2)
+    relay.run()
+    assert states(store, "a", "b") == ["sent", "pending"]
+    assert event(store, "b").attempts == 1, "the other relay's"
 
 
 def test_a_late_acknowledgement_marks_what_another_relay_could_not_send(store: Store, clock: Clock) -> None:

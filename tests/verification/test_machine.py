@@ -9,21 +9,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import unittest
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
+from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import StaticPool
 
-from fencedjobs import AsyncStore, Store, dialects, own
+from fencedjobs import AsyncStore, Store, dialects, own, schema
 from fencedjobs.errors import LeaseLost
+from fencedjobs.jobs import JoinedJobs
 from fencedjobs.testing import pairs, stages
 from fencedjobs.testing.cuts import AFTER, BEFORE
-from fencedjobs.testing.machines import CONDITIONS, VERBS, JobMachine, Past, Step, every_pair, job_machine
+from fencedjobs.testing.machines import (
+    CONDITIONS,
+    VERBS,
+    JobMachine,
+    Past,
+    Step,
+    as_often,
+    every_pair,
+    job_machine,
+)
 from fencedjobs.testing.model import Disagreement, JobModel
 from fencedjobs.testing.pairs import Coverage
+from fencedjobs.testing.watching import Watcher
 from fencedjobs.values import JobLease
 from tests.databases import Database
 from tests.forms import Blocking
@@ -82,6 +97,43 @@ def test_tables_with_jobs_of_somebody_else_are_refused(sync_store: Store) -> Non
     assert sync_store.get("somebody's") is not None
 
 
+def test_what_is_listed_twice_is_tried_twice_as_often_and_what_is_nested_once() -> None:
+    counts = Counter[str]()
+    once, twice = st.one_of(*map(st.just, "abcdef")), st.just("twice")
+
+    @settings(FEW, max_examples=200)
+    @given(st.lists(as_often((once, twice, twice)), min_size=20, max_size=20))
+    def draw(some: list[str]) -> None:
+        counts.update(some)
+
+    draw()
+    assert 0.5 < counts["twice"] / counts.total() < 0.8
+
+
+def test_the_rows_are_read_as_others_see_them(store: Store) -> None:
+    watcher = Watcher(machine_of(store).open_store())
+
+    def there(id: str) -> bool:
+        return watcher.read(lambda tx: JoinedJobs(tx).get(id)) is not None
+
+    try:
+        with store.begin() as uow:
+            uow.jobs.enqueue("a")
+            assert not there("a")
+        assert there("a")
+        store.enqueue("b")
+        assert there("b")
+    finally:
+        watcher.close()
+
+
+def test_a_database_in_memory_has_one_connection_for_all() -> None:
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+    schema.upgrade(engine)
+    check(Store(engine), settings(FEW, max_examples=1))
+    engine.dispose()
+
+
 # --- a clock that goes back -----------------------------------------------------------------------
 
 
@@ -124,6 +176,7 @@ def lost(store: Any, when: str, do: Step, *, joined: bool = False) -> None:
         machine.step(Step("claim_by_id", {"name": "a", "owner": "A", "ttl": 10.0}))
         machine.step(Step("lose", {"when": when, "do": do}))
     finally:
+        machine.watcher.close()
         stages.emptied(store)
 
 
