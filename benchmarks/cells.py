@@ -17,8 +17,9 @@ from benchmarks.ours import Ours
 from fencedjobs.dialects import async_url
 
 BATCH: Final = 100
-THREADS: Final = 100  # handlers at once in a Worker; PostgreSQL itself allows 100 connections
+THREADS: Final = 100  # handlers at once in a Worker
 TASKS: Final = 100
+WRITERS: Final = 16  # handlers at once that need a connection each
 
 
 @dataclass
@@ -145,7 +146,8 @@ def _work(number: int, count: int, handler: str = "noop") -> Side:
     def run(bench: Bench) -> Measured:
         n = bench.n(number)
         bench.ours.enqueue_kind(n)
-        return n, processes.timed(bench.url, count, ours.work, handler, THREADS)
+        threads = WRITERS if handler == "writes" else THREADS
+        return n, processes.timed(bench.url, count, ours.work, handler, threads)
 
     return run
 

@@ -35,6 +35,7 @@ _LAST_WORDS: Final = 5.0  # seconds for what is still to be written when the wor
 _AHEAD: Final = 400  # finished jobs that are not written down yet, before no more are claimed
 _CALM: Final = 0.01  # seconds between two looks at what is in hand, which has its price when there is much
 _GATHER: Final = 0.002  # seconds in which places gather, while the queue fills them all
+_GATHERINGS: Final = 4  # of these, until a quarter of the places is free
 _LISTEN: Final = 0.25  # seconds in which a listener looks whether it is to stop
 
 
@@ -321,10 +322,10 @@ class Room:
 
     def _gathered(self) -> int:
         """The places there are; a moment later, if there are few, and more is certain to be in the queue."""
-        places = self._places()
-        if self._found_all and 0 < places < self._plan.concurrency // 2:
+        places, turns = self._places(), _GATHERINGS if self._found_all else 0
+        while turns and 0 < places < self._plan.concurrency / 4 and not self._stops:
             time.sleep(_GATHER)
-            places = self._places()
+            places, turns = self._places(), turns - 1
         return places
 
     def _places(self) -> int:
