@@ -34,7 +34,7 @@ from fencedjobs.leases import NOW, ONE, Leased, at, from_arrays, guard, named, r
 from fencedjobs.locks import LANE, Locks, leased_locks
 from fencedjobs.models import Lock, OutboxEvent
 from fencedjobs.outbox import PENDING, next_events
-from fencedjobs.transaction import Transaction
+from fencedjobs.transaction import SeveralStatements, Transaction
 from fencedjobs.values import Event, EventState, Lease
 
 
@@ -107,10 +107,10 @@ class Lanes:
             parameters |= _this(then, then.attempt - 1)
         locks = leased_locks(self._tx.tables[Lock.__tablename__])
         settling = _settle(self._table, locks, instant is not None, then is not None)
-        until, counted = self._tx.execute(settling, parameters, writing=True).one()
-        if until is None:
-            self._tx.require_several()  # it has run out, or another relay has it: nothing was written
-        return replace(lease, until=until), bool(counted)
+        row = self._tx.execute(settling, parameters, writing=True).first()
+        if row is None:  # it has run out, or another relay has it: nothing was written
+            raise SeveralStatements
+        return replace(lease, until=row[0]), bool(row[1])
 
     def give_back(self, lease: Lease, sent: Sequence[Event], unsent: Event | None, *, ttl: float) -> None:
         """Mark what is left to mark, and give the lane back. If ``unsent`` was counted, it is not any more.
@@ -233,7 +233,7 @@ def _settle(table: Table, locks: Leased, given: bool, then: bool) -> Select[Any]
     if then:
         parts.append(_count(table, 1).where(under_it).returning(table.c.seq).cte("counted"))
         counted = select(func.count()).select_from(parts[-1]).scalar_subquery()
-    return select(select(kept.c.until).scalar_subquery(), counted).add_cte(*parts)
+    return select(kept.c.until, counted).add_cte(*parts)
 
 
 @remembered

@@ -174,7 +174,7 @@ class Power:
         self._last = False
         self._armed: str | None = None
         event.listen(self.engine, "before_cursor_execute", self._before)
-        event.listen(self.engine, "after_cursor_execute", lambda *_: self._ended())
+        event.listen(self.engine, "after_cursor_execute", self._ended)
         event.listen(self.engine, "commit", self._commits)
 
     def back(self) -> None:
@@ -210,9 +210,10 @@ class Power:
         if self._armed == "before commit":
             raise Killed
 
-    def _ended(self) -> None:
-        if self._last:  # that statement was its own COMMIT
-            self._on = self._last = False
+    def _ended(self, connection: Any, cursor: Any, *_: Any) -> None:
+        last, self._last = self._last, False  # whether that statement was its own COMMIT
+        if last and cursor.rowcount != 0:  # else a transaction may follow that does change something
+            self._on = False
             raise Killed
 
 
