@@ -26,7 +26,7 @@ from benchmarks.ours import Ours
 PEER_JOBS = 2000
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, once: about two minutes")
     parser.add_argument("--json", action="store_true", help="rows of cell, database, ratio, goal, reached")
     parser.add_argument("--peers", action="store_true", help="also other queues that are installed")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     scale, repetitions = (0.1, 1) if options.quick else (1.0, options.reps)
 
     def wanted(name: str) -> bool:

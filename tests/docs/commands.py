@@ -76,9 +76,11 @@ def _check_python(arguments: list[str]) -> None:
     if module == "pytest":
         _check_pytest(rest)
     elif module != "venv":
-        asked = StringIO()
+        found, asked = import_module(module), StringIO()
+        if hasattr(found, "__path__"):  # a package is run by this module of it
+            found = import_module(f"{module}.__main__")
         with suppress(SystemExit), redirect_stdout(asked):
-            import_module(module).main(["--help"])
+            found.main(["--help"])
         told = asked.getvalue()
         assert told, f"{module} has no --help"
         assert {word for word in rest if word.startswith("--") and word not in told} == set()
