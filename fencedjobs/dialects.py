@@ -357,6 +357,14 @@ def begun(connection: Connection, *, reading: bool = False) -> None:
         _begin_immediate(connection, reading)
 
 
+#: whether a connection is in no transaction; else psycopg and psycopg2 refuse the change of mode themselves
+_IDLE: Final[dict[str, Callable[[Any], bool]]] = {
+    "psycopg": lambda driver: True,
+    "psycopg2": lambda driver: True,
+    "asyncpg": lambda driver: not driver.is_in_transaction(),
+}
+
+
 def single(connection: Connection) -> bool:
     """Have the next statement be a transaction of its own, where that spares a BEGIN; whether it does.
 
@@ -365,15 +373,18 @@ def single(connection: Connection) -> bool:
     async driver, which would spare nothing.)
     """
     capable, pooled = capabilities(connection.dialect), connection.connection
+    driver: Any = pooled.driver_connection
     if capable.autocommit:
+        idle = _IDLE.get(connection.dialect.driver)
+        if idle is None or not idle(driver):  # an event of the host has begun something
+            return False
         try:
             pooled.dbapi_connection.autocommit = True  # type: ignore[union-attr]
-        except Exception:  # noqa: BLE001 - the driver cannot, or an event of the host has begun something
+        except Exception:  # noqa: BLE001 - the same, told by the driver
             return False
         return True
     if capable.read_committed or connection.dialect.is_async:
         return False
-    driver: Any = pooled.driver_connection
     return _sqlite_autocommit(driver) is None and driver.isolation_level == "" and not _in_transaction(driver)
 
 

@@ -315,7 +315,12 @@ class Store:
             return verb(tx, limit - len(found) if found else limit)  # a limit that the verb is to check
 
         while True:
-            answer = self.run(rest, subject=subject, single=single)
+            try:
+                answer = self.run(rest, subject=subject, single=single)
+            except Exception:
+                if found:  # they are the caller's; the error comes again if it lasts
+                    return found
+                raise
             if isinstance(answer, list):
                 return found + answer
             if isinstance(answer, Part):

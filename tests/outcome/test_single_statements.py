@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from fencedjobs import JobLease, OutcomeUnknown
 from fencedjobs.own import Transactions
@@ -17,7 +18,7 @@ from tests.proxy import Cut
 
 pytestmark = [
     pytest.mark.parametrize("database", ["postgresql"], indirect=True),
-    pytest.mark.parametrize("driver", [None, "asyncpg"], indirect=True),
+    pytest.mark.parametrize("driver", [None, "psycopg", "asyncpg"], indirect=True),
 ]
 _numbers = count()
 
@@ -105,4 +106,29 @@ def test_the_connection_goes_back_as_it_was(line: Line, verb: Verb) -> None:
             return connection.connection.dbapi_connection.autocommit  # type: ignore[union-attr]
 
     assert line.host.run(autocommits) is False
+    assert line.host.left_behind() == []
+
+
+@pytest.mark.parametrize("name", ["begin", "checkout"])
+def test_what_the_application_begins_on_the_connection_is_no_harm(line: Line, verb: Verb, name: str) -> None:
+    """As it does that sets a role or a tenant for each transaction."""
+
+    def on_begin(connection: Any) -> None:
+        connection.exec_driver_sql("SET LOCAL application_name = 'shop'")
+
+    def on_checkout(driver: Any, *_: Any) -> None:
+        cursor = driver.cursor()
+        cursor.execute("SET LOCAL application_name = 'shop'")
+        cursor.close()
+
+    lease, id = prepared(line)
+    before = seen(line, lease, id)
+    target, listener = (
+        (line.host.engine, on_begin) if name == "begin" else (line.host.engine.pool, on_checkout)
+    )
+    event.listen(target, name, listener)
+    verb(line.host.store, lease, id)
+    event.remove(target, name, listener)
+    changed = [a != b for a, b in zip(before, seen(line, lease, id), strict=True)]
+    assert changed.count(True) == 1
     assert line.host.left_behind() == []
