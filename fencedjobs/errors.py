@@ -66,6 +66,8 @@ class TransactionLost(FencedJobsError):
 class OutcomeUnknown(FencedJobsError):
     """COMMIT was sent and its answer was lost: the transaction may or may not have happened.
 
+    So it is with a statement that is its own COMMIT, as most verbs of a store send one on PostgreSQL.
+
     Never retried blindly. ``subject`` is what the transaction was about: the lease, the id of the
     job, or a list of them; for a claim of whatever comes next, the owner. Ask
     ``store.outcome(lease)``, or repeat an enqueue under the same id; a claim that did take effect

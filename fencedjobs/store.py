@@ -44,7 +44,8 @@ class Store:
 
     Transactions run READ COMMITTED whatever the engine's default (BEGIN IMMEDIATE on SQLite), are
     repeated as a whole after deadlocks, serialisation failures and BUSY, for at most 10 seconds, and
-    raise `OutcomeUnknown` when the answer to COMMIT is lost. The first use checks server and tables:
+    raise `OutcomeUnknown` when the answer to COMMIT is lost. Where one statement is all, it goes without
+    BEGIN and COMMIT on PostgreSQL and SQLite, and is its own. The first use checks server and tables:
     `UnsupportedDatabase`, `SchemaMismatch`.
 
     On PostgreSQL a job that is ready at once wakes the workers that listen, when its transaction has
