@@ -357,14 +357,6 @@ def begun(connection: Connection, *, reading: bool = False) -> None:
         _begin_immediate(connection, reading)
 
 
-#: whether a connection is in no transaction; else psycopg and psycopg2 refuse the change of mode themselves
-_IDLE: Final[dict[str, Callable[[Any], bool]]] = {
-    "psycopg": lambda driver: True,
-    "psycopg2": lambda driver: True,
-    "asyncpg": lambda driver: not driver.is_in_transaction(),
-}
-
-
 def single(connection: Connection) -> bool:
     """Have the next statement be a transaction of its own, where that spares a BEGIN; whether it does.
 
@@ -373,18 +365,18 @@ def single(connection: Connection) -> bool:
     async driver, which would spare nothing.)
     """
     capable, pooled = capabilities(connection.dialect), connection.connection
-    driver: Any = pooled.driver_connection
     if capable.autocommit:
-        idle = _IDLE.get(connection.dialect.driver)
-        if idle is None or not idle(driver):  # an event of the host has begun something
+        may = _MAY_BE_SINGLE.get(connection.dialect.driver)
+        if may is None or not may(pooled):
             return False
         try:
             pooled.dbapi_connection.autocommit = True  # type: ignore[union-attr]
-        except Exception:  # noqa: BLE001 - the same, told by the driver
+        except Exception:  # noqa: BLE001 - an event of the host has begun something, as the driver says
             return False
         return True
     if capable.read_committed or connection.dialect.is_async:
         return False
+    driver: Any = pooled.driver_connection
     return _sqlite_autocommit(driver) is None and driver.isolation_level == "" and not _in_transaction(driver)
 
 
@@ -602,6 +594,22 @@ def _asyncpg_prepares(connection: PoolProxiedConnection) -> bool:
     name = getattr(adapted, "_prepared_statement_name_func", lambda: None)
     return getattr(adapted, "_prepared_statement_cache", None) is not None or name() is None
 
+
+def _asyncpg_may_be_single(connection: PoolProxiedConnection) -> bool:
+    """Nothing is begun on it, which this driver would not say; and it prepares statements.
+
+    Where it is told not to, because of a pooler, it still sends each in two steps, which may come to two
+    servers outside of a transaction.
+    """
+    driver: Any = connection.driver_connection
+    return _asyncpg_prepares(connection) and not driver.is_in_transaction()
+
+
+_MAY_BE_SINGLE: Final[dict[str, Callable[[PoolProxiedConnection], bool]]] = {
+    "psycopg": lambda connection: True,
+    "psycopg2": lambda connection: True,
+    "asyncpg": _asyncpg_may_be_single,
+}
 
 _PREPARING: Final = {
     "psycopg": _Preparing(
