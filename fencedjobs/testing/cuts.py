@@ -61,10 +61,12 @@ class Cut:
         if self._when == AFTER and dialects.is_single(connection):
             self._waits = True
             return
-        cursor = connection.connection.dbapi_connection.cursor()
-        cursor.execute("COMMIT" if self._when == AFTER else "ROLLBACK")
-        cursor.close()
-        _close(connection.connection.driver_connection)
+        driver = connection.connection.driver_connection
+        if getattr(driver, "in_transaction", True):  # SQLite's begins none for a verb that wrote nothing
+            cursor = connection.connection.dbapi_connection.cursor()
+            cursor.execute("COMMIT" if self._when == AFTER else "ROLLBACK")
+            cursor.close()
+        _close(driver)
 
 
     def _sent(self, connection: Any, cursor: Any, *_: Any) -> None:
