@@ -17,7 +17,8 @@ from fencedjobs import Store
 from fencedjobs.worker import Worker
 from tests.databases import BACKENDS, Database
 from tests.host.test_fork import in_child
-from tests.worker.children import EFFECTS, Book, Staff, effects, observer, read, run, staff, working
+from tests.hosts import open_transactions
+from tests.worker.children import EFFECTS, Book, Child, Staff, effects, observer, read, run, staff, working
 from tests.worker.helpers import until
 
 TTL = 0.5
@@ -106,6 +107,16 @@ def test_a_job_that_kills_its_workers_is_set_aside_and_others_proceed(crew: Staf
 # --- stopped and held up --------------------------------------------------------------------------
 
 
+def stop_at_rest(worker: Child, engine: Engine) -> None:
+    """Stop a process that is in no transaction: in the middle of one it would hold locks all the time."""
+    while True:
+        time.sleep(0.02)
+        worker.signal(signal.SIGSTOP)
+        if not open_transactions(engine):
+            return
+        worker.signal(signal.SIGCONT)
+
+
 @forms
 def test_a_worker_that_slept_past_its_lease_is_refused_and_says_so(
     crew: Staff, store: Store, engine: Engine
@@ -114,8 +125,7 @@ def test_a_worker_that_slept_past_its_lease_is_refused_and_says_so(
         store.enqueue(id, {"sleeps": 0.3, "always": True}, kind=kind)
     first = crew.start(ttl=TTL)
     first.awaits("start", 2)
-    time.sleep(0.05)  # in the middle of a claim it would hold locks, as long as it is stopped
-    first.signal(signal.SIGSTOP)
+    stop_at_rest(first, engine)
     second = crew.start(ttl=TTL)
     second.awaits("start", 2)
     first.signal(signal.SIGCONT)  # now both are in the middle of the same jobs
