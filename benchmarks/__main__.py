@@ -75,7 +75,10 @@ def measured(
 def compare(database: str, repetitions: int) -> None:
     """The limit, us and other queues in turn, each on a database of its own."""
     rates: dict[str, list[tuple[float, ...]]] = {}
-    sides: dict[str, Callable[[URL], tuple[float, ...]]] = {"raw limit": _limit, "fencedjobs": _ours}
+    sides: dict[str, Callable[[URL], tuple[float, ...]]] = {
+        "raw limit": partial(_side, "limit", cells.RAW_DRAIN),
+        "fencedjobs": partial(_side, "ours", cells.OWN_DRAIN),
+    }
     for peer in peers.PEERS:
         if peer.database == database and peer.is_installed():
             sides[f"{peer.name} {version(peer.package)}"] = partial(_peer, peer)
@@ -92,31 +95,18 @@ def compare(database: str, repetitions: int) -> None:
         print(f"{name:22}" + "".join(f"{f'{rate:,.0f} ({rate / raw:.2f})':>20}" for rate, raw in pairs))
 
 
-def _limit(url: URL) -> tuple[float, ...]:
-    limit = limit_of(url)
-    limit.make()
-    bench = cells.Bench(url, limit, Ours(url), 1.0)
-    each = cells.seconds(lambda: limit.enqueue_each(PEER_JOBS))
-    limit.clear()
-    many = cells.seconds(lambda: limit.enqueue_many(10_000))
-    limit.clear()
-    number, taken = cells.RAW_DRAIN(bench)
-    limit.close()
-    bench.ours.close()
-    return PEER_JOBS / each, 10_000 / many, number / taken
-
-
-def _ours(url: URL) -> tuple[float, ...]:
-    own = Ours(url)
-    own.make()
-    bench = cells.Bench(url, limit_of(url), own, 1.0)
-    each = cells.seconds(lambda: own.enqueue_each(PEER_JOBS))
-    own.clear()
-    many = cells.seconds(lambda: own.enqueue_many(10_000))
-    own.clear()
-    number, taken = cells.OWN_DRAIN(bench)
-    own.close()
+def _side(name: str, drain: cells.Side, url: URL) -> tuple[float, ...]:
+    """The limit, or ours."""
+    bench = cells.Bench(url, limit_of(url), Ours(url), 1.0)
+    side = getattr(bench, name)
+    side.make()
+    each = cells.seconds(lambda: side.enqueue_each(PEER_JOBS))
+    side.clear()
+    many = cells.seconds(lambda: side.enqueue_many(10_000))
+    side.clear()
+    number, taken = drain(bench)
     bench.limit.close()
+    bench.ours.close()
     return PEER_JOBS / each, 10_000 / many, number / taken
 
 
