@@ -42,8 +42,10 @@ class Crowd:
                 self.other.execute("ROLLBACK")
 
     def on_commit(self, connection: Any) -> None:
-        """A verb of one statement leaves the COMMIT to the driver."""
-        if self.watched == "COMMIT" and connection.connection.driver_connection.in_transaction:
+        """A verb of one statement leaves the COMMIT to the driver, in its legacy mode."""
+        driver = connection.connection.driver_connection
+        legacy = getattr(getattr(driver, "_conn", driver), "autocommit", True) is not False
+        if self.watched == "COMMIT" and legacy and driver.in_transaction:
             self.on_statement(connection, None, "COMMIT")
 
     def somebody_reads(self) -> None:
