@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--database", nargs="*", default=list(URLS), choices=URLS)
     parser.add_argument("--cell", default="", help="only cells whose name matches this expression")
     parser.add_argument("--reps", type=int, default=3, help="runs of each side")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the work, once: about two minutes")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work, once: about a minute")
     parser.add_argument("--json", action="store_true", help="rows of cell, database, ratio, goal, reached")
     parser.add_argument("--peers", action="store_true", help="also other queues that are installed")
     options = parser.parse_args(arguments)

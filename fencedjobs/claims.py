@@ -28,27 +28,6 @@ class Jobs(JoinedJobs):
         rows = make(self._tx, sql.claim_named(self._jobs, instant is not None), wanted)
         return next(iter(_leases(rows)), None)
 
-    def claim_at_once(
-        self,
-        owner: str,
-        *,
-        ttl: float,
-        limit: int,
-        queue: str = "default",
-        kinds: Iterable[str] | None = None,
-        now: float | None = None,
-    ) -> list[JobLease] | Part:
-        """Claim in one statement, which gets nothing while something is due that must be promoted first.
-
-        `Part`, if it met rows that can never run: then `claim_next` has the rest.
-        """
-        wanted, limit = self._wanted(owner, ttl, limit, queue, kinds, now)
-        rows = self._take(wanted, limit)
-        if not rows:
-            self._tx.require_several()
-        leases = _leases(rows)
-        return leases if len(leases) == len(rows) else Part(leases)
-
     def claim_next(
         self,
         owner: str,
@@ -58,12 +37,17 @@ class Jobs(JoinedJobs):
         queue: str = "default",
         kinds: Iterable[str] | None = None,
         now: float | None = None,
-    ) -> list[JobLease] | Again:
+    ) -> list[JobLease] | Part | Again:
         """Claim up to ``limit`` jobs of a queue, promoting what is due first.
 
         An empty list is an empty queue; `Again` says that there may be something all the same.
         """
-        wanted, limit = self._wanted(owner, ttl, limit, queue, kinds, now)
+        wanted = {"in_queue": edge.key("queue", queue)} | _wanted(owner, ttl, self._tx.now(now))
+        limit = edge.whole("limit", limit, least=1)
+        if kinds is not None:
+            wanted["kinds"] = [edge.label("kinds", kind) for kind in kinds]
+        if self._tx.single:
+            return self._claim_at_once(wanted, limit)
         found: list[Any] = []
         for turn in range(_TURNS):
             promoted = self._promote(wanted, min(limit << 2 * turn, max(limit, BULK)))
@@ -80,14 +64,16 @@ class Jobs(JoinedJobs):
             return Again.AT_ONCE
         return Again.SOON if self._contended(wanted) else []
 
-    def _wanted(
-        self, owner: str, ttl: float, limit: int, queue: str, kinds: Iterable[str] | None, now: float | None
-    ) -> tuple[dict[str, Any], int]:
-        """The parameters of a claim, checked."""
-        wanted = {"in_queue": edge.key("queue", queue)} | _wanted(owner, ttl, self._tx.now(now))
-        if kinds is not None:
-            wanted["kinds"] = [edge.label("kinds", kind) for kind in kinds]
-        return wanted, edge.whole("limit", limit, least=1)
+    def _claim_at_once(self, wanted: Mapping[str, Any], limit: int) -> list[JobLease] | Part:
+        """Claim in one statement, which gets nothing while something is due that must be promoted first.
+
+        `Part`, if it met rows that can never run: the rest needs a transaction.
+        """
+        rows = self._take(wanted, limit)
+        if not rows:
+            self._tx.require_several()
+        leases = _leases(rows)
+        return leases if len(leases) == len(rows) else Part(leases)
 
     def may_claim(self, queue: str, kinds: Iterable[str], now: float | None = None) -> bool:
         """Whether a claim could find something, told by reading alone."""

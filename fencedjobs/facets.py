@@ -37,7 +37,12 @@ class Runner(Protocol):
     ) -> T: ...
 
     def claiming(
-        self, verb: Callable[[Transaction, int], list[L] | Part | Again], limit: int, *, subject: Any
+        self,
+        verb: Callable[[Transaction, int], list[L] | Part | Again],
+        limit: int,
+        *,
+        subject: Any,
+        single: bool = False,
     ) -> list[L]: ...
 
     def who(self, owner: str | None) -> str: ...
@@ -128,14 +133,13 @@ class StoreLeases(StoreHeld):
         by. An empty list means that there is nothing to take, or that others held all of it for some time.
         """
         who = self._store.who(owner)
-
-        def claim(tx: Transaction, limit: int) -> list[Lease] | Again:
-            tx.require_several()
-            return self._verbs(tx).claim_where(
+        return self._store.claiming(
+            lambda tx, limit: self._verbs(tx).claim_where(
                 condition, who, order_by=order_by, limit=limit, ttl=ttl, now=now
-            )
-
-        return self._store.claiming(claim, limit, subject=who)
+            ),
+            limit,
+            subject=who,
+        )
 
     def get(self, pk: Any) -> LeaseRecord | None:
         """The lease columns of the row; ``None`` if there is none."""

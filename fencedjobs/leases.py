@@ -430,14 +430,16 @@ def from_arrays(*, place: str | None = None, **columns: Column[Any]) -> TableVal
 def _many_as_arrays(leased: Leased, change: Change, waits: bool) -> Update:
     """``waits``: for rows that somebody else has locked, which are left alone else."""
     own: dict[str, Any] = {} if change.own is None else {"owns": change.own}
+
+    def held(rows: Any) -> ColumnElement[bool]:
+        return guard(leased, Held(rows.c.ids, rows.c.owners, rows.c.fences), change.now)
+
     given: Any = from_arrays(ids=leased.key, owners=leased.owner, fences=leased.fence, **own)
     if not waits:
-        held = guard(leased, Held(given.c.ids, given.c.owners, given.c.fences), change.now)
-        free = select(*given.c).select_from(leased.table).join(given, true()).where(held)
+        free = select(*given.c).select_from(leased.table).join(given, true()).where(held(given))
         given = free.with_for_update(of=leased.table, skip_locked=True, key_share=True).cte("free")
     values = {**change.values, **({} if change.own is None else {change.own.name: given.c.owns})}
-    held = guard(leased, Held(given.c.ids, given.c.owners, given.c.fences), change.now)
-    return update(leased.table).where(held).values(values).returning(*change.returning)
+    return update(leased.table).where(held(given)).values(values).returning(*change.returning)
 
 
 def _chunks(

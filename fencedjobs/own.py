@@ -27,8 +27,6 @@ _SHARED: Final = (
     "in the middle of a transaction on it, which the store's own would end; use UnitOfWork(session) there"
 )
 _TURNS: Final[WeakKeyDictionary[Pool, Lock]] = WeakKeyDictionary()
-
-
 _ANSWERED: Final = "fencedjobs.answered"
 
 

@@ -298,19 +298,26 @@ class Store:
         """
         who, kinds = self.who(owner), None if kinds is None else list(kinds)
 
-        def claim(tx: Transaction, limit: int) -> list[JobLease] | Part | Again:
-            verb = Jobs(tx).claim_at_once if tx.single else Jobs(tx).claim_next
-            return verb(who, ttl=ttl, limit=limit, queue=queue, kinds=kinds, now=now)
-
-        return self.claiming(claim, limit, subject=who)
+        return self.claiming(
+            lambda tx, limit: Jobs(tx).claim_next(
+                who, ttl=ttl, limit=limit, queue=queue, kinds=kinds, now=now
+            ),
+            limit,
+            subject=who,
+            single=True,
+        )
 
     def claiming(
-        self, verb: Callable[[Transaction, int], list[L] | Part | Again], limit: int, *, subject: Any
+        self,
+        verb: Callable[[Transaction, int], list[L] | Part | Again],
+        limit: int,
+        *,
+        subject: Any,
+        single: bool = False,
     ) -> list[L]:
         """Run a claim of several rows, and again while it says so; a short time if others hold the rows."""
         patience = self.transactions.patience(_CLAIM_PATIENCE)
         found: list[L] = []
-        single = True
 
         def rest(tx: Transaction) -> list[L] | Part | Again:
             return verb(tx, limit - len(found) if found else limit)  # a limit that the verb is to check

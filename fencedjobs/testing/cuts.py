@@ -68,7 +68,6 @@ class Cut:
             cursor.close()
         _close(driver)
 
-
     def _sent(self, connection: Any, cursor: Any, *_: Any) -> None:
         """The statement that was its own COMMIT has ended; who asks now hears of the driver what is wrong."""
         if not self._waits:
