@@ -143,20 +143,22 @@ class Limit(ABC):
         return sum(map(self.accept, ids))
 
 
-_LANE = (
-    "EXISTS (SELECT 1 FROM raw_lanes WHERE name = 'lane' AND owner = 'me' AND fence = 7 AND until > {})"
-)
+_LANE = "EXISTS (SELECT 1 FROM raw_lanes WHERE name = 'lane' AND owner = 'me' AND fence = 7 AND until > {})"
 
 
 class PostgreSQLLimit(Limit):
     """psycopg, prepared statements."""
 
-    _fill_outbox = f"INSERT INTO raw_outbox (topic, payload) SELECT 't', '{PAYLOAD}' FROM generate_series(1, NUMBER)"
+    _fill_outbox = (
+        f"INSERT INTO raw_outbox (topic, payload) SELECT 't', '{PAYLOAD}' FROM generate_series(1, NUMBER)"
+    )
     complete_sql = (
         "UPDATE raw_jobs SET state = 3, owner = NULL"
         " WHERE id = %s AND owner = %s AND fence = %s AND until > %s AND state = 2"
     )
-    mark_sql = f"UPDATE raw_outbox SET sent_at = %s WHERE id = %s AND sent_at IS NULL AND {_LANE.format('%s')}"
+    mark_sql = (
+        f"UPDATE raw_outbox SET sent_at = %s WHERE id = %s AND sent_at IS NULL AND {_LANE.format('%s')}"
+    )
     business_sql = "INSERT INTO raw_business (job) VALUES (%s)"
 
     def __init__(self, url: URL) -> None:

@@ -18,9 +18,7 @@ from fencedjobs.relay import Relay
 PAYLOAD: Final = {"x": 1}
 TTL: Final = 60.0
 CONCURRENCY: Final = 100
-business = Table(
-    "business", MetaData(), Column("id", Integer, primary_key=True), Column("job", String(255))
-)
+business = Table("business", MetaData(), Column("id", Integer, primary_key=True), Column("job", String(255)))
 
 
 class Ours:

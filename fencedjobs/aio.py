@@ -24,6 +24,7 @@ from fencedjobs.inbox import JoinedInbox
 from fencedjobs.jobs import JoinedJobs
 from fencedjobs.outbox import JoinedOutbox
 from fencedjobs.own import Transactions
+from fencedjobs.proof import Hearing
 from fencedjobs.row_leases import JoinedLeases
 from fencedjobs.store import Store, maker_of, refuse_used
 from fencedjobs.transaction import Clock
@@ -246,6 +247,29 @@ class AsyncStoreGuards:
     highest = _awaited(StoreGuards.highest)
 
 
+class _AsyncSessions:
+    """`Sessions` for an ``async_sessionmaker``."""
+
+    def __init__(self, maker: async_sessionmaker[Any]) -> None:
+        self._maker = maker
+        self._hearing: Hearing | None = None
+
+    @classmethod
+    def of(cls, maker: Callable[[], AsyncSession]) -> Callable[[], AsyncSession]:
+        return cls(maker) if type(maker) is async_sessionmaker else maker
+
+    def __call__(self) -> AsyncSession:
+        options = dict(self._maker.kw)
+        of = options.get("sync_session_class") or self._maker.class_.sync_session_class
+        if self._hearing is None or self._hearing.of is not of:
+            self._hearing = Hearing(of)
+        options["sync_session_class"] = self._hearing.session_class
+        if isinstance(options.get("bind"), AsyncEngine) and not options.get("binds"):
+            options["bind"] = AsyncEngine(self._hearing.engine(options["bind"].sync_engine))
+        session: AsyncSession = self._maker.class_(**options)
+        return session
+
+
 class AsyncStore:
     """`Store` for an `AsyncEngine` or an `async_sessionmaker`: the same verbs, to be awaited."""
 
@@ -261,7 +285,9 @@ class AsyncStore:
             raise InvalidValue(
                 "bind", f"must be an AsyncEngine or async_sessionmaker, got {type(bind).__name__}"
             )
-        self._sessions = async_sessionmaker(bind) if isinstance(bind, AsyncEngine) else maker_of(bind)
+        self._sessions = _AsyncSessions.of(
+            async_sessionmaker(bind) if isinstance(bind, AsyncEngine) else maker_of(bind)
+        )
         source: Any = bind.sync_engine if isinstance(bind, AsyncEngine) else self._sync_session
         self._options: dict[str, Any] = {"schema": schema, "clock": clock, "notify": notify}
         self._sync = _GreenStore(source, **self._options)

@@ -212,9 +212,7 @@ class Enqueue:
         given = {name: [row[f"new_{name}"] for row in rows] for name in _NEW if name != "created_at"}
         arrays = {name: values for name, values in given.items() if values.count(values[0]) < len(rows)}
         arrays["id"] = given["id"]
-        inserting = _insert_arrays(
-            self._jobs, self._given, self._absent, self._tx.notify, frozenset(arrays)
-        )
+        inserting = _insert_arrays(self._jobs, self._given, self._absent, self._tx.notify, frozenset(arrays))
         answer = self._tx.execute(inserting, rows[0] | arrays | self._at)
         return {row[0] for row in answer}
 

@@ -95,9 +95,7 @@ class StoreHeld:
 
     def check(self, lease: Lease, *, now: float | None = None) -> bool:
         """Whether the lease is held and still runs."""
-        return self._store.run(
-            lambda tx: self._verbs(tx).check(lease, now=now), reading=True, single=True
-        )
+        return self._store.run(lambda tx: self._verbs(tx).check(lease, now=now), reading=True, single=True)
 
     def _claim(self, id: Any, owner: str | None, ttl: float, now: float | None) -> Lease | None:
         who = self._store.who(owner)

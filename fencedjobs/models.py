@@ -23,7 +23,7 @@ from sqlalchemy import (
     inspect,
     text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, ORMExecuteState, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, ORMExecuteState, mapped_column
 
 from fencedjobs.dialects import capabilities
 from fencedjobs.errors import UnfencedWrite
@@ -251,12 +251,8 @@ def _refuse_delete(mapper: Mapper[Any], connection: Any, target: Fenced) -> None
     raise UnfencedWrite(f"{_named(mapper)} was deleted through the ORM; its fence would start again at 0")
 
 
-def refuse_bulk_writes(session: Session) -> None:
-    """Refuse ORM-enabled ``update()`` and ``delete()`` that touch fenced columns in this session."""
-    event.listen(session, "do_orm_execute", _refuse_bulk)
-
-
-def _refuse_bulk(state: ORMExecuteState) -> None:
+def refuse_bulk_write(state: ORMExecuteState) -> None:
+    """Refuse an ORM-enabled ``update()`` or ``delete()`` that touches fenced columns: ``do_orm_execute``."""
     if not (state.is_update or state.is_delete) or state.bind_mapper is None:
         return
     model = state.bind_mapper.class_

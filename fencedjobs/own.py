@@ -10,13 +10,13 @@ from threading import Lock
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from fencedjobs import dialects
 from fencedjobs.errors import UnsupportedDatabase
-from fencedjobs.transaction import Clock, SeveralStatements, Transaction, answered, listen
+from fencedjobs.transaction import Clock, SeveralStatements, Transaction, answered
 
 T = TypeVar("T")
 
@@ -175,22 +175,3 @@ class Transactions:
     def sleep(self, seconds: float) -> None:
         """Wait between two tries."""
         time.sleep(seconds)
-
-
-@contextmanager
-def sending(connection: Connection, patience: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
-    """Send the COMMIT for the session that has this connection, once its commit has come to that.
-
-    Yields what tells whether it has: hooks of the host, and a flush, come before.
-    """
-    reached: list[Connection] = []
-
-    def send(connection: Connection) -> None:
-        reached.append(connection)
-        dialects.send_commit(connection, patience)
-
-    listen(connection, "commit", send)
-    try:
-        yield lambda: bool(reached)
-    finally:
-        event.remove(connection, "commit", send)

@@ -21,10 +21,10 @@ from fencedjobs.errors import InvalidValue, UnsupportedDatabase
 from fencedjobs.facets import StoreGuards, StoreInbox, StoreLeases, StoreLocks, StoreOutbox, own
 from fencedjobs.jobs import JoinedJobs
 from fencedjobs.leases import Again, Part
-from fencedjobs.models import refuse_bulk_writes
-from fencedjobs.own import Transactions, sending
+from fencedjobs.own import Transactions
+from fencedjobs.proof import Sessions, Token, Watch
 from fencedjobs.row_leases import Leases, of_model
-from fencedjobs.transaction import JOB, Clock, Token, Transaction, answered, connected, saw_begin
+from fencedjobs.transaction import JOB, Clock, Transaction, answered, connected, saw_begin
 from fencedjobs.uow import UnitOfWork
 from fencedjobs.values import JobLease, Lease
 
@@ -69,7 +69,7 @@ class Store:
             raise InvalidValue("bind", f"{type(bind).__name__} goes with AsyncStore")
         if isinstance(bind, Connection) or not (isinstance(bind, Engine) or callable(bind)):
             raise InvalidValue("bind", f"must be an Engine or a sessionmaker, got {type(bind).__name__}")
-        self._sessions = sessionmaker(bind) if isinstance(bind, Engine) else maker_of(bind)
+        self._sessions = Sessions.of(sessionmaker(bind) if isinstance(bind, Engine) else maker_of(bind))
         self._schema = schema
         self._clock = clock
         self._notify = notify
@@ -172,20 +172,18 @@ class Store:
     ) -> Iterator[UnitOfWork]:
         """A transaction of the store's on a fresh session; ``last`` runs when the block is proven whole."""
         self._check()
+        watch = Watch(self.transactions.patience())
         with (
             self.inbox.counting(),
             self.transactions.alone() as options,
-            self._begun(session, options) as (uow, connection),
+            self._begun(session, options | watch.options) as (uow, connection),
         ):
-            token = Token(session, connection)
+            token = Token(session, connection, watch)
             try:
                 yield uow
                 token.redeem()
                 last(uow)
-                with (
-                    sending(connection, self.transactions.patience()) as sent,
-                    answered(lambda: subject, sent),
-                ):
+                with answered(lambda: subject, lambda: watch.sent):
                     session.commit()
             finally:
                 token.close()
@@ -195,7 +193,6 @@ class Store:
         """The session in a transaction of the store's, which is rolled back on an error."""
         if session.twophase:
             raise UnsupportedDatabase("a twophase session cannot complete a job; use sessions without it")
-        refuse_bulk_writes(session)
         patience = self.transactions.patience()
         while True:
             try:

@@ -194,7 +194,8 @@ _LOST: Final = [
 ]  # fmt: skip
 _OTHERS: Final = [
     step_of("replay", verb=one_of(*VERBS), met=one_of(*CONDITIONS)),
-    as_often(_LOST), as_often(_LOST),
+    as_often(_LOST),
+    as_often(_LOST),
     step_of("enqueue", job=_new_jobs(), named=st.booleans()),
     step_of("enqueue_many", jobs=st.lists(_new_jobs(), max_size=4)),
     step_of("operate", verb=one_of("cancel", "quarantine", "requeue"), name=_names, payload=_values),

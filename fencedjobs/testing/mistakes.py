@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import and_, delete, or_, select, tuple_, update
 
-from fencedjobs import claims, enqueue, job_sql, leases, row_leases, transaction
+from fencedjobs import claims, enqueue, job_sql, leases, proof, row_leases
 from fencedjobs import store as stores
 from fencedjobs.dialects import Capabilities, clock
 from fencedjobs.leases import NOW, Held, Leased, Transition
@@ -336,11 +336,13 @@ def _sweep_by_id() -> Patches:
 class _NoToken:
     """The guard comes last, and that is all."""
 
-    def __init__(self, session: Any, connection: Any) -> None:
+    def __init__(self, session: Any, connection: Any, watch: proof.Watch) -> None:
         self._session = session
+        self._watch = watch
 
     def redeem(self) -> None:
         self._session.flush()
+        self._watch.released = True
 
     def close(self) -> None:
         pass
@@ -358,7 +360,7 @@ def _goes_on_after_errors(can: Capabilities) -> bool:
 
 @fault(stages.transactions, "errors that the handler swallowed are not watched for", _goes_on_after_errors)
 def _swallowed_errors() -> Patches:
-    yield transaction._Watch, "require_no_failure", lambda self: None
+    yield proof.Watch, "require_no_failure", lambda self: None
 
 
 @fault(stages.transactions, "the business writes are committed, and then the job is completed")
