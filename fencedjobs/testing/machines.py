@@ -291,6 +291,8 @@ class JobMachine(RuleBasedStateMachine):
             return None
         if verb.startswith("enqueue"):
             kwargs["answer"] = [] if lost else got
+        if verb.startswith("claim"):
+            kwargs["cut"] = bool(lost)
         want = answer_of(getattr(self.model, verb), *args, **kwargs)
         self._compare(verb, None if lost else got, None if lost else want)
         got = want if lost else got

@@ -218,11 +218,12 @@ class JobModel:
 
     def claim(
         self, owner: str | None = None, *, ttl: float, now: float, id: str | None = None,
-        queue: str = "default",
+        queue: str = "default", cut: bool = False,
     ) -> JobLease | None:  # fmt: skip
         """A lease on this id, or on the first job of the queue."""
         if id is None:
-            return next(iter(self.claim_many(owner, ttl=ttl, limit=1, queue=queue, now=now)), None)
+            claimed = self.claim_many(owner, ttl=ttl, limit=1, queue=queue, now=now, cut=cut)
+            return next(iter(claimed), None)
         row = self.rows.get(id)
         if row is None or row.state not in OPEN or row.live(now):
             return None
@@ -236,17 +237,24 @@ class JobModel:
 
     def claim_many(
         self, owner: str | None = None, *, ttl: float, limit: int, now: float, queue: str = "default",
-        kinds: Collection[str] | None = None,
+        kinds: Collection[str] | None = None, cut: bool = False,
     ) -> list[JobLease]:  # fmt: skip
         """The first ``limit`` ready jobs, after due ones have become ready; spent ones are set aside.
+
+        A claim that met spent ones may go on in another transaction. If it was ``cut`` after a COMMIT,
+        it may have come to the first: what it met is set aside, and of the first ``limit`` it has the rest.
 
         What is exact: the order among the jobs that were ready, or among the ``limit`` due first.
         If those do not suffice, more due jobs are promoted to fill up, and among them priority is
         best effort. A claim falls short only if nothing is left that it could take.
         """
+        cut = cut and not self._due(queue, now)  # else it is one transaction
         late = self._promote(queue, limit, now)
         wanted = [row for row in self.rows.values() if kinds is None or row.kind in kinds]
         ready = [row for row in self._ready(queue) if row in wanted]
+        if cut and self._stopped_after(ready[:limit], ready[limit:], now):
+            ready = ready[:limit]
+            limit = sum(not row.spent(now) for row in ready)
         fit = [row for row in ready if not row.spent(now)]
         sure = [row for row in fit if row not in late]
         if len(sure) >= limit:
@@ -257,11 +265,17 @@ class JobModel:
         left = [row.id for row in (*fit, *due) if row not in chosen]
         told = f"{len(chosen)} were claimed, with limit {limit}, and left are {left}"
         _require(len(chosen) == limit or not left, told)
-        met = ready[: ready.index(chosen[-1])] if len(chosen) == limit else ready
+        met = ready[: ready.index(chosen[-1])] if chosen and len(chosen) == limit else ready
         for row in self._ready(queue):
             if row.spent(now) and (row in met or self._moved(row)):
                 row.set_aside(row.spent(now))
         return [row.take(self._owner(row, owner), ttl, now) for row in chosen]
+
+    def _stopped_after(self, first: list[Row], others: list[Row], now: float) -> bool:
+        """Whether these rows, some of them spent, are all that a claim has come to."""
+        dead = any(row.spent(now) for row in first)
+        beyond = any(self._moved(row) for row in others if not row.spent(now))
+        return dead and all(map(self._moved, first)) and not beyond
 
     def _promote(self, queue: str, limit: int, now: float) -> list[Row]:
         """Promote what the store promoted, the ``limit`` due first among it; those that were not first.

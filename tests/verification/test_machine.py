@@ -11,6 +11,7 @@ import contextlib
 import unittest
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,11 +169,11 @@ def test_a_lease_that_nobody_followed_runs_again_when_the_clock_goes_back_and_on
 # --- connections that are lost at COMMIT ----------------------------------------------------------
 
 
-def lost(store: Any, when: str, do: Step, *, joined: bool = False) -> None:
+def lost(store: Any, when: str, do: Step, *, joined: bool = False, more: Any = ()) -> None:
     """Calls whose connection is lost, on both sides."""
     machine = machine_of(store)()
     try:
-        machine.start(now=1000.0, joined=joined, jobs=[{"id": "a"}, {"id": "b"}])
+        machine.start(now=1000.0, joined=joined, jobs=[{"id": "a"}, {"id": "b"}, *more])
         machine.step(Step("claim_by_id", {"name": "a", "owner": "A", "ttl": 10.0}))
         machine.step(Step("lose", {"when": when, "do": do}))
     finally:
@@ -200,6 +201,34 @@ def test_a_call_whose_connection_is_lost_at_commit_was_made_or_was_not(store: St
         for do in LOST:
             for joined in (False, True):
                 lost(store, when, do, joined=joined)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_a_claim_that_met_spent_jobs_may_have_come_to_those_alone(store: Store, limit: int) -> None:
+    spent = {"id": "A", "deadline": -1.0, "priority": 5}
+    claim = {"owner": "B", "ttl": 10.0, "limit": limit, "queue": "default", "kinds": None}
+    for when in (BEFORE, AFTER):
+        lost(store, when, Step("claim_many", claim), more=[spent, {"id": "c"}])
+
+
+def test_a_claim_that_is_cut_has_what_it_came_to_or_all() -> None:
+    def oracle(*moved: str) -> JobModel:
+        model = JobModel(lambda _: None)
+        for id, priority in (("spent", 5), ("a", 0), ("b", 0)):
+            model.enqueue(id, now=0.0, priority=priority, deadline=1.0 if id == "spent" else None)
+        others = {id: SimpleNamespace(state="moved", fence=1) for id in moved}
+        model.look = lambda id: others.get(id, model.rows[id])  # type: ignore[assignment,return-value]
+        return model
+
+    def claimed(cut: bool, limit: int, *moved: str) -> list[str]:
+        leases = oracle(*moved).claim_many("A", ttl=1.0, limit=limit, now=1.0, cut=cut)
+        return [lease.id for lease in leases]
+
+    assert claimed(True, 1, "spent") == []
+    assert claimed(True, 2, "spent", "a") == ["a"]
+    assert claimed(True, 2, "spent", "a", "b") == claimed(False, 2) == ["a", "b"]
+    assert claimed(True, 1, "spent", "a") == claimed(False, 1) == ["a"]
+    assert claimed(True, 2, "a") == ["a", "b"], "it cannot have come to this"
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
