@@ -26,7 +26,7 @@ class Attempt:
         self.lease = lease
         self.handler = handler
         self.ends = min(ends, latest)  #: by the local clock
-        self.lost = Event()  #: the handler has been told that it may have no right any more
+        self.is_lost = False  #: the handler has been told that it may have no right any more
         self.started: float | None = None
         self.committing = False  #: the completion is on its way, and a refused renewal says nothing
         self.completed = False  #: by the handler's own transaction
@@ -37,6 +37,7 @@ class Attempt:
         self._ended = False
         self._told = False
         self._interrupt: Callable[[], object] | None = None
+        self._lost: Event | None = None  # made for who asks, since that is a third of what an attempt costs
         self._lock = Lock()
 
     def facts(self) -> dict[str, Any]:
@@ -52,6 +53,16 @@ class Attempt:
         }
 
     @property
+    def lost(self) -> Event:
+        """Set once `is_lost`, for who waits for it."""
+        with self._lock:
+            if self._lost is None:
+                self._lost = Event()
+                if self.is_lost:
+                    self._lost.set()
+            return self._lost
+
+    @property
     def remaining(self) -> float:
         """Seconds that the lease surely lasts; not above 0 when it may be over."""
         return self.ends - clock()
@@ -59,7 +70,7 @@ class Attempt:
     @property
     def is_renewed(self) -> bool:
         """Whether there is still a right to keep."""
-        return not (self.lost.is_set() or self.completed)
+        return not (self.is_lost or self.completed)
 
     @property
     def seconds(self) -> float:
@@ -95,7 +106,7 @@ class Attempt:
         """Whether the handler ended because its lease was lost: there is nothing left to write."""
         if isinstance(error, LeaseLost):
             return self.is_subject(error.held)
-        return self.lost.is_set() and isinstance(error, CancelledError)
+        return self.is_lost and isinstance(error, CancelledError)
 
     def is_subject(self, lease: Any) -> bool:
         """Whether it is the lease of this attempt, renewed or not."""
@@ -123,8 +134,9 @@ class Attempt:
     def lose(self) -> bool:
         """Tell the handler that it has no right any more; whether it had not been told yet."""
         with self._lock:
-            first, interrupt = not self.lost.is_set(), self._interrupt
-            self.lost.set()
+            first, interrupt, self.is_lost = not self.is_lost, self._interrupt, True
+            if self._lost is not None:
+                self._lost.set()
         if first and interrupt is not None:
             interrupt()
         return first
@@ -132,7 +144,7 @@ class Attempt:
     def on_lost(self, interrupt: Callable[[], object]) -> None:
         """How to interrupt the handler; done at once if the lease is lost already."""
         with self._lock:
-            self._interrupt, lost = interrupt, self.lost.is_set()
+            self._interrupt, lost = interrupt, self.is_lost
         if lost:
             interrupt()
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from fencedjobs import dialects
 from fencedjobs import payload as edge
 from fencedjobs.errors import InvalidValue, LeaseLost, NotAcknowledged
-from fencedjobs.lanes import Failure, Lanes
+from fencedjobs.lanes import Failure, Fetched, Lanes
 from fencedjobs.metrics import Observed, Observer, logged
 from fencedjobs.outbox import BATCH
 from fencedjobs.store import Store
@@ -31,7 +31,8 @@ class Batch:
     Every step is a short transaction of its own, and each carries the count of the next attempt, so
     that it is there before the event is sent. With ``mark_every`` above 1 acknowledged events are
     gathered and marked together, so that a crash sends up to as many again. With ``max_attempts`` an
-    event that fails so often, or kills its relay so often, is quarantined, and the lane goes on.
+    event that fails so often, or kills its relay so often, is quarantined, and the lane goes on. With
+    ``goes_on`` the next events are read together with the mark of the last, for as long as there are any.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Batch:
         timeout: float = 0.0,
         mark_every: int = 1,
         max_attempts: int | None = None,
+        goes_on: bool = False,
         observe: Observer = logged,
     ) -> None:
         self._store = store
@@ -53,20 +55,21 @@ class Batch:
         self._owner = store.who(owner)
         self._ttl = edge.ttl(ttl)
         self._fresh = min(ttl / 2, ttl - timeout)
-        self._mark_every = edge.whole("mark_every", mark_every, least=1, most=MARK_EVERY)
-        self._limit = max(edge.whole("limit", limit, least=1, most=BATCH), self._mark_every)
+        self._gathers = edge.whole("mark_every", mark_every, least=1, most=MARK_EVERY)
+        self._limit = max(edge.whole("limit", limit, least=1, most=BATCH), self._gathers)
         self._max_attempts = (
             None if max_attempts is None else edge.whole("max_attempts", max_attempts, least=1)
         )
-        if self._max_attempts == 1 and self._mark_every > 1:
+        if self._max_attempts == 1 and self._gathers > 1:
             raise InvalidValue(
                 "mark_every", "must be 1 with max_attempts=1: a crash tells of no single event"
             )
+        self._goes_on = goes_on
         self._observe = observe
         self._lease: Lease | None = None
-        self._waiting: list[Event] = []
-        self._acknowledged: list[Event] = []
-        self._begun: Event | None = None
+        self._waiting: list[Fetched] = []
+        self._acknowledged: list[Fetched] = []
+        self._begun: Fetched | None = None
         self._settled_at = 0.0
         self.sent = 0
         self.moved = False  #: whether any event was sent or set aside
@@ -92,8 +95,11 @@ class Batch:
             return
         self._lease, self._waiting = taken
         self._settled_at = time.monotonic()
-        if self._waiting[0].attempt > 1:
-            self._mark_every = 1  # which of those gathered before was to blame shows only one by one
+        self._have_read()
+
+    def _have_read(self) -> None:
+        """Which of those gathered before was to blame for a crash shows only one by one."""
+        self._mark_every = 1 if self._waiting and self._waiting[0].attempt > 1 else self._gathers
 
     def next(self) -> Event | None:
         """The event to send now; events with their attempts used up are quarantined on the way."""
@@ -104,7 +110,7 @@ class Batch:
     def copy(self) -> Event:
         """A copy of the event to send: whatever is done to it changes nothing here."""
         event = self._begun = self._waiting[0]
-        return replace(event, payload=_copied(event.payload), headers=_copied(event.headers))
+        return event.copy()
 
     @contextmanager
     def delivering(self) -> Iterator[None]:
@@ -121,7 +127,7 @@ class Batch:
         self._acknowledged.append(self._waiting.pop(0))
         is_old = time.monotonic() - self._settled_at >= self._fresh  # the lane's lease must outlast a send
         if len(self._acknowledged) >= self._mark_every or not self._waiting or is_old:
-            self._settle()
+            self._settle(more=self._limit if self._goes_on and not self._waiting else 0)
 
     def failed(self, error: BaseException) -> bool:
         """The delivery failed: keep the error; whether the event was set aside, so that the lane goes on."""
@@ -145,7 +151,7 @@ class Batch:
             self._store.run(lambda tx: Lanes(tx).give_back(lease, sent, unsent, ttl=self._ttl), subject=lease)
         self._count(sent)
 
-    def _set_aside(self, event: Event) -> None:
+    def _set_aside(self, event: Fetched) -> None:
         """Quarantine it unsent, with the error of its last attempt; if that left none, its relay died."""
         attempts = event.attempt - 1
         error = self._store.run(lambda tx: Lanes(tx).last_words(event, attempts))
@@ -155,20 +161,22 @@ class Batch:
     def _used_up(self, attempts: int) -> bool:
         return self._max_attempts is not None and attempts >= self._max_attempts
 
-    def _settle(self, failure: Failure | None = None) -> None:
+    def _settle(self, failure: Failure | None = None, more: int = 0) -> None:
         """Write down what became of events, and count the attempt of the next one; see `Lanes.settle`."""
         lease, sent, then = self._lease, self._acknowledged, self._waiting[0] if self._waiting else None
         assert lease is not None, "the lane was given back"
         single = bool(sent) and failure is None and self._at_once
         with self._losing(lease):
-            kept, goes_on = self._store.run(
-                lambda tx: Lanes(tx).settle(lease, sent, failure, then, ttl=self._ttl),
+            settled = self._store.run(
+                lambda tx: Lanes(tx).settle(lease, sent, failure, then, ttl=self._ttl, more=more),
                 subject=lease,
                 single=single,
             )
-        self._lease, self._settled_at = kept, time.monotonic()
-        if not goes_on:
-            self._waiting = []  # what there is else is read anew
+        kept = self._lease = settled.lease
+        self._settled_at = time.monotonic()
+        if not settled.goes_on:
+            self._waiting = settled.more  # what there is else is read anew
+            self._have_read()
         elif kept.fence != lease.fence:
             self._waiting = [replace(event, fence=kept.fence) for event in self._waiting]
         self._count(sent)
@@ -184,7 +192,7 @@ class Batch:
             self._observe(Observed.LANE_LOST, lane=self._lane, owner=lease.owner, fence=lease.fence)
             raise
 
-    def _count(self, sent: list[Event]) -> None:
+    def _count(self, sent: list[Fetched]) -> None:
         self._acknowledged = []
         self.sent += len(sent)
         self.moved = self.moved or bool(sent)
@@ -198,13 +206,6 @@ class Batch:
         what = Observed.FAILED if failure.aside is None else Observed.QUARANTINED
         facts = {"lane": event.lane, "id": event.id, "attempt": failure.attempts, "error": failure.error}
         self._observe(what, **facts)
-
-
-def _copied(value: Any) -> Any:
-    """A copy of a JSON value, down to its leaves."""
-    if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
-    return [_copied(one) for one in value] if isinstance(value, list) else value
 
 
 def acknowledge(id: str, answer: Any) -> None:

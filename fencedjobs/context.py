@@ -81,7 +81,7 @@ class BaseContext:
 
     def check(self) -> None:
         """`LeaseLost` if the lease is lost or has run out: go no further. Asks the local clock only."""
-        if self._attempt.lost.is_set() or self._attempt.remaining <= 0:
+        if self._attempt.is_lost or self._attempt.remaining <= 0:
             raise LeaseLost(self.lease)
 
     @contextmanager

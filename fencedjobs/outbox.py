@@ -88,7 +88,8 @@ class JoinedOutbox:
     def pending(self, limit: int = BATCH, lane: str = "default") -> list[Event]:
         """The next 1 to 16 events of a lane, in the order of ``seq``. Reads only."""
         limit = edge.whole("limit", limit, least=1, most=BATCH)
-        return next_events(self._tx, self._table, edge.key("lane", lane), limit)
+        rows = self._tx.execute(next_events(self._table), {"in_lane": edge.key("lane", lane), "limit": limit})
+        return [Event(*event_of(row, 0)) for row in rows]
 
     def quarantine(self, id: str, reason: str) -> bool:
         """Set a pending event aside, so that its lane goes on without it; whether it was pending."""
@@ -182,12 +183,6 @@ class JoinedOutbox:
         return found
 
 
-def next_events(tx: Transaction, table: Table, lane: str, limit: int, fence: int = 0) -> list[Event]:
-    """The first pending events of a lane, as a relay that holds its lease with this fence sends them."""
-    rows = tx.execute(_next(table), {"in_lane": lane, "limit": limit})
-    return [_event(row, fence) for row in rows]
-
-
 # --- statements -----------------------------------------------------------------------------------
 
 
@@ -214,9 +209,10 @@ def _digest(table: Table, current: bool) -> Select[Any]:
 
 
 @remembered
-def _next(table: Table) -> Select[Any]:
+def next_events(table: Table) -> Select[Any]:
+    """The first pending events of a lane, for `event_of`."""
     c = table.c
-    columns = (c.id, c.seq, c.topic, c.lane, c.payload, c.headers, c.created_at, c.attempts)
+    columns = (c.id, c.seq, c.topic, c.lane, c.payload, c.headers, c.created_at, c.attempts, c.digest)
     waits = and_(c.lane == bindparam("in_lane"), c.state == PENDING)
     return select(*columns).where(waits).order_by(c.seq).limit(bindparam("limit"))
 
@@ -293,18 +289,10 @@ def _delete_sent(table: Table) -> Delete:
     return delete(table).where(c.seq.in_(bindparam("seqs", expanding=True)), c.state == EventState.SENT.value)
 
 
-def _event(row: Any, fence: int) -> Event:
-    return Event(
-        id=row.id,
-        seq=row.seq,
-        fence=fence,
-        topic=row.topic,
-        lane=row.lane,
-        payload=edge.decode(row.payload),
-        headers=edge.decode(row.headers) or {},
-        created=row.created_at,
-        attempt=row.attempts + 1,
-    )
+def event_of(row: Any, fence: int) -> tuple[str, int, int, str, str, Any, Mapping[str, str], float, int]:
+    """What an `Event` is made of, as a relay that holds its lane with this fence sends it."""
+    id, seq, topic, lane, text, headers, created, attempts = row[:8]
+    return id, seq, fence, topic, lane, edge.decode(text), edge.decode(headers) or {}, created, attempts + 1
 
 
 def _record(row: Any) -> EventRecord:

@@ -98,6 +98,7 @@ class RelayBase:
             timeout=timeout,
             mark_every=mark_every,
             max_attempts=max_attempts,
+            goes_on=len(self._lanes) == 1,  # else the others have their turn
             observe=observe,
         )
         for lane in self._lanes:
@@ -121,8 +122,9 @@ class Relay(RelayBase):
     """The long-running form: sends the events of its lanes until it is told to stop.
 
     Any number of relays may run; one at a time holds a lane, and takes over within ``ttl`` seconds
-    when another has died. ``send`` must return within ``ttl``. After a failure the lane waits as
-    ``retry`` says (capped exponential, full jitter); with nothing to send it looks again after
+    when another has died. A single lane is kept for as long as there are events; several have up to
+    ``limit`` events each, in turn. ``send`` must return within ``ttl``. After a failure the lane waits
+    as ``retry`` says (capped exponential, full jitter); with nothing to send it looks again after
     ``poll`` seconds. The options and their defaults are those of `RelayBase`.
 
     An event that keeps failing blocks its lane, which keeps the order and is observed as

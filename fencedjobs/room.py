@@ -163,7 +163,7 @@ class Room:
         elif error is None or error is attempt.failure:
             what = "Done" if error is None else "transaction"
             self._observe(Observed.REFUSED, **attempt.facts(), seconds=attempt.seconds, what=what)
-        elif not attempt.lost.is_set():
+        elif not attempt.is_lost:
             self._heartbeat.give_up(attempt, "the database has refused what the handler did")
 
     def _ignore(self, attempt: Attempt, what: Any) -> None:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fencedjobs"
 ORDER = """
     errors values retry payload types dialects models metrics autogenerate alembic_plugin schema transaction
     leases row_leases job_sql enqueue jobs claims locks outbox lanes inbox guards
-    own facets uow store aio batch relay aio_relay
+    own facets uow proof store aio batch relay aio_relay
     handlers attempt line threads settling heartbeat maintenance context room worker aio_worker prometheus
     senders service cli testing
 """.split()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, select, true, update
+from sqlalchemy import bindparam, func, select, true, update
 
-from fencedjobs import batch, claims, facets, guards, lanes, leases, outbox, own, relay
+from fencedjobs import claims, facets, guards, lanes, leases, outbox, own, relay
 from fencedjobs import payload as edge
 from fencedjobs import store as stores
 from fencedjobs.batch import Batch
@@ -18,7 +19,7 @@ from fencedjobs.facets import StoreGuards, StoreInbox, StoreOutbox
 from fencedjobs.guards import JoinedGuards
 from fencedjobs.inbox import JoinedInbox
 from fencedjobs.lanes import Failure, Lanes
-from fencedjobs.outbox import PENDING, JoinedOutbox
+from fencedjobs.outbox import JoinedOutbox
 from fencedjobs.own import Transactions
 from fencedjobs.store import Store
 from fencedjobs.testing import event_stages as stages
@@ -81,27 +82,33 @@ def _truthy_ack() -> Patches:
     yield relay, "acknowledge", acknowledge
 
 
+def _reading(change: Callable[..., Any]) -> Patches:
+    """What a relay reads, and whoever looks."""
+    for module in (outbox, lanes):
+        yield changed(module, "next_events", change)
+    yield lanes, "_settle", builder(lanes._settle)
+
+
 @fault(stages.outbox, "events are read by seq > the last one, which skips what commits late")
 def _seq_watermark() -> Patches:
-    def reading(table: Any) -> Any:
-        c, gone = table.c, table.alias().c
+    def behind(reading: Any, table: Any) -> Any:
+        gone = table.alias().c
         last = select(func.coalesce(func.max(gone.seq), 0)).where(
             gone.lane == bindparam("in_lane"), gone.state == "sent"
         )
-        waits = and_(c.lane == bindparam("in_lane"), c.state == PENDING, c.seq > last.scalar_subquery())
-        return select(*c).where(waits).order_by(c.seq).limit(bindparam("limit"))
+        return reading.where(table.c.seq > last.scalar_subquery())
 
-    yield outbox, "_next", reading
+    yield from _reading(behind)
 
 
 @fault(stages.outbox, "events are sent in the order of their ids")
 def _order_of_ids() -> Patches:
-    yield changed(outbox, "_next", lambda reading, table: reading.order_by(None).order_by(table.c.id))
+    yield from _reading(lambda reading, table: reading.order_by(None).order_by(table.c.id))
 
 
 @fault(stages.outbox, "the sender gets the relay's own event, and its changes leak")
 def _sends_the_original() -> Patches:
-    yield batch, "_copied", lambda value: value
+    yield lanes, "_copied", lambda value: value
 
 
 @fault(stages.outbox, "an attempt is not counted before the send, so that an event that kills is not counted")
@@ -126,22 +133,34 @@ def _failure_does_not_stop() -> Patches:
 def _goes_on_after_a_rival() -> Patches:
     settle = Lanes.settle
 
-    def settling(self: Lanes, lease: Any, sent: Any, failure: Any, then: Any, *, ttl: float) -> Any:
-        kept, goes_on = settle(self, lease, sent, failure, then, ttl=ttl)
-        return kept, goes_on or then is not None
+    def settling(self: Lanes, lease: Any, sent: Any, failure: Any, then: Any, **how: Any) -> Any:
+        settled = settle(self, lease, sent, failure, then, **how)
+        return replace(settled, goes_on=settled.goes_on or then is not None)
 
     yield Lanes, "settle", settling
 
 
 @fault(stages.outbox, "the acknowledgement of an old payload counts for the mended one")
 def _old_ack_for_the_mended() -> Patches:
-    def marking(table: Any, given: bool) -> Any:
-        c = table.c
-        sent = {"state": "sent", "sent_at": bindparam("now"), "last_error": None, "attempts": c.attempts}
-        these = and_(c.seq.in_(bindparam("seqs", expanding=True)), c.state == PENDING)
-        return table.update().where(these).values(**sent, fence=bindparam("by_fence"))
+    sound = Lanes._marking
 
-    yield lanes, "_mark", marking
+    def marking(self: Lanes, lease: Any, sent: Any, instant: Any) -> Any:
+        c = self._table.c
+        reading = select(c.seq, c.digest).where(c.seq.in_([event.seq for event in sent]))
+        now = {row.seq: row.digest for row in self._tx.execute(reading)}
+        return sound(self, lease, [replace(one, digest=now.get(one.seq, "")) for one in sent], instant)
+
+    yield Lanes, "_marking", marking
+
+
+@fault(
+    stages.outbox,
+    "where one statement marks and reads on, it reads on behind an event that was mended meanwhile",
+    occurs=lambda capable: capable.arrays,
+)
+def _reads_on_behind_the_mended() -> Patches:
+    yield lanes, "_is_all", lambda *_: true()
+    yield lanes, "_settle", builder(lanes._settle)
 
 
 @fault(stages.outbox, "a lane is not given back")

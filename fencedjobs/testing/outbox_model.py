@@ -249,19 +249,26 @@ Relaying = Generator[Event, Became, int]
 class Turn:
     """One turn of a relay on one lane: what it has read, and what it gathers to mark together."""
 
-    def __init__(self, model: OutboxModel, lane: str, how: Options, lease: Lease) -> None:
+    def __init__(self, model: OutboxModel, lane: str, how: Options, lease: Lease, goes_on: bool) -> None:
         self._model = model
         self._lane = lane
         self._how = how
+        self._goes_on = goes_on
         self.lease = lease
-        size = max(how.limit, how.mark_every)
-        self.reads = [Read(row, row.payload, row.attempts) for row in model.waiting(lane)[:size]]
-        tried = self.reads[0].attempts > 0  # after a failure or a crash they go one by one
-        self._mark_every = 1 if tried else how.mark_every
+        self.reads: list[Read] = []
         self._gathered: list[Read] = []
         self._counted: Read | None = None
+        self._marked = 0
         self.sent = 0
         self.moved = False
+        self._read()
+
+    def _read(self) -> None:
+        how = self._how
+        size = max(how.limit, how.mark_every)
+        self.reads = [Read(row, row.payload, row.attempts) for row in self._model.waiting(self._lane)[:size]]
+        tried = any(read.attempts for read in self.reads[:1])  # after a failure or a crash they go one by one
+        self._mark_every = 1 if tried else how.mark_every
 
     def next(self, now: float) -> Event | None:
         """The event that must be sent now; those whose attempts are used up are set aside before."""
@@ -297,7 +304,10 @@ class Turn:
         marks = self.marks_next()
         self._gathered.append(self.reads.pop(0))
         if marks:
+            all_of_them, last = self._marked + len(self._gathered), not self.reads
             self._settle(now)
+            if self._goes_on and last and self._marked == all_of_them:  # else one was mended, and comes first
+                self._read()
 
     def failed(self, now: float) -> bool:
         """Keep the error; whether the event is set aside, so that the lane goes on."""
@@ -354,19 +364,23 @@ class Turn:
             if self._model.rows.get(row.id) is row and row.waits and same(row.payload, read.payload):
                 row.state, row.sent_at, row.fence, row.failed = EventState.SENT, now, self.lease.fence, 0
                 row.attempts += read is not self._counted
+                self._marked += 1
         self.sent += len(self._gathered)
         self.moved = self.moved or bool(self._gathered)
         self._gathered = []
 
 
-def take(model: OutboxModel, lane: str, how: Options, now: float) -> Turn | None:
+def take(
+    model: OutboxModel, lane: str, how: Options, now: float, *, goes_on: bool = False
+) -> Turn | None:  # fmt: skip
     """A turn on a lane, if there is something to send and no other relay holds it."""
     if not model.waiting(lane):
         return None
     held = model.lanes.setdefault(lane, Lane())
     if not held.claim(how.owner, how.ttl, now):
         return None
-    return Turn(model, lane, how, Lease(f"outbox:{lane}", how.owner, held.fence, held.until))
+    lease = Lease(f"outbox:{lane}", how.owner, held.fence, held.until)
+    return Turn(model, lane, how, lease, goes_on)
 
 
 class Unsent(Exception):
@@ -395,7 +409,10 @@ class Relay:
         return turn.sent
 
     def relaying(self, lanes: list[str]) -> Relaying:
-        """Turns on all lanes, over and over, until a round finds nothing, or it is told to stop."""
+        """Turns on all lanes, over and over, until a round finds nothing, or it is told to stop.
+
+        On one lane alone a turn lasts until there is nothing left.
+        """
         total = 0
         waits: set[str] = set()
         while True:
@@ -403,7 +420,7 @@ class Relay:
             for lane in lanes:
                 if self._stopped:
                     return total
-                turn = self.turn = take(self._model, lane, self._how, self._clock())
+                turn = self.turn = take(self._model, lane, self._how, self._clock(), goes_on=len(lanes) == 1)
                 waits.discard(lane)
                 if turn is None:
                     continue

@@ -56,6 +56,49 @@ def test_every_lane_is_sent_in_its_own_order(relays: Relays) -> None:
     assert ids(relays.store.outbox.pending(lane="other")) == ["elsewhere"]
 
 
+def test_a_relay_of_one_lane_keeps_it_until_it_has_sent_all_there_is(relays: Relays) -> None:
+    for n in range(5):
+        add(relays.store, f"e{n}")
+
+    def more(_: Event) -> bool:
+        add(relays.store, "late")
+        return True
+
+    receiver = Receiver({"e4": more})
+    assert relays(receiver, limit=2).run(until_empty=True) == 6
+    assert receiver.ids == ["e0", "e1", "e2", "e3", "e4", "late"]
+    assert len({event.fence for event in receiver.got}) == 1, "it was never given back"
+    assert lane_is_free(relays.store)
+
+
+def test_it_reads_on_only_from_what_was_mended_while_it_was_being_sent(relays: Relays) -> None:
+    add(relays.store, "a")
+    add(relays.store, "b")
+
+    def mend(sent: Event) -> bool:
+        if sent.payload != "mended":
+            assert relays.store.outbox.quarantine("a", "it chokes")
+            relays.store.outbox.requeue("a", payload="mended", by="ann", reason="typo")
+        return True
+
+    receiver = Receiver({"a": mend})
+    assert relays(receiver, limit=1).run(until_empty=True) == 3
+    assert receiver.ids == ["a", "a", "b"]
+
+
+def test_when_it_is_stopped_what_it_has_read_on_is_not_an_attempt(relays: Relays) -> None:
+    add(relays.store, "a")
+    add(relays.store, "b")
+    receiver = Receiver()
+    relay = relays(receiver, limit=1)
+    receiver.answers = {"a": lambda _: relay.stop() or True}
+    assert relay.run() == 1
+    record = relays.store.outbox.get("b")
+    assert record is not None
+    assert record.attempts == 0
+    assert lane_is_free(relays.store)
+
+
 def test_a_lane_in_trouble_does_not_hold_up_the_others(relays: Relays, time: FakeTime) -> None:
     add(relays.store, "stuck", lane="a")
     receiver = Receiver({"stuck": no})
