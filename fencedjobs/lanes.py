@@ -304,7 +304,8 @@ def _settle_and_read(table: Table, kept: CTE, marked: CTE) -> Select[Any]:
 
 def _is_all(marked: CTE) -> ColumnElement[bool]:
     """Whether every event that was sent is marked; what was mended meanwhile is not among those read."""
-    return _number(marked) == bindparam("number", type_=marked.c.seq.type)
+    is_all: ColumnElement[bool] = _number(marked) == bindparam("number", type_=marked.c.seq.type)
+    return is_all
 
 
 def _number(rows: CTE) -> Any:
