@@ -126,7 +126,7 @@ def test_a_worker_that_slept_past_its_lease_is_refused_and_says_so(
     first = crew.start(ttl=TTL)
     first.awaits("start", 2)
     stop_at_rest(first, engine)
-    second = crew.start(ttl=TTL)
+    second = crew.start(ttl=20 * TTL)  # which this one keeps, however slow the machine is
     second.awaits("start", 2)
     first.signal(signal.SIGCONT)  # now both are in the middle of the same jobs
     second.awaits("job.completed", 2)
