@@ -154,7 +154,7 @@ def _old_ack_for_the_mended() -> Patches:
 
 
 @fault(
-    stages.outbox,
+    stages.mended,
     "where one statement marks and reads on, it reads on behind an event that was mended meanwhile",
     occurs=lambda capable: capable.arrays,
 )

@@ -19,13 +19,14 @@ from fencedjobs.dialects import capabilities
 from fencedjobs.errors import InboxConflict, LeaseLost
 from fencedjobs.line import apart
 from fencedjobs.models import Base, Job
+from fencedjobs.relay import Relay
 from fencedjobs.store import Store
 from fencedjobs.testing import injection
 from fencedjobs.testing.machines import Effort
 from fencedjobs.testing.model import Disagreement
 from fencedjobs.testing.outbox_machines import outbox_machine
 from fencedjobs.testing.stages import THREADS, together
-from fencedjobs.values import JobState, Lease
+from fencedjobs.values import Event, JobState, Lease
 
 _jobs = Base.metadata.tables[Job.__tablename__]
 
@@ -217,6 +218,29 @@ def _fill(store: Store, state: str, count: int) -> None:
 
 
 # --- conflicts ------------------------------------------------------------------------------------
+
+
+def mended(store: Store, effort: Effort) -> None:
+    """A relay of one lane comes back to an event that was mended while it was sent, before it reads on."""
+    for number in range(3):
+        effort.examples += 1
+        _mended(store, f"a{number}", f"b{number}")
+
+
+def _mended(store: Store, first: str, then: str) -> None:
+    sent: list[tuple[str, Any]] = []
+
+    def send(event: Event) -> bool:
+        sent.append((event.id, event.payload))
+        if sent == [(first, 1)]:
+            store.outbox.quarantine(first, "it chokes")
+            store.outbox.requeue(first, payload=2, by="ann", reason="mended")
+        return True
+
+    for id in (first, then):
+        store.outbox.add(id, 1, topic="t")
+    Relay(store, send, limit=1).run(until_empty=True)
+    _require(sent == [(first, 1), (first, 2), (then, 1)], f"it sent {sent}")
 
 
 def conflicts(store: Store, effort: Effort) -> None:

@@ -49,6 +49,7 @@ OTHERS: Final = (
     event_stages.inbox_races,
     event_stages.guards,
     event_stages.conflicts,
+    event_stages.mended,
     event_stages.unknown,
     event_stages.clocks,
     event_stages.plans,

@@ -293,6 +293,7 @@ STAGES: Final = [
     ),
     Stage("guards", "higher, equal and lower fences", _on_store(event_stages.guards), lambda p: 50),
     Stage("conflicts", "other payloads under the same id", _on_store(event_stages.conflicts), lambda p: 3),
+    Stage("mended", "an event that is mended while it is sent", _on_store(event_stages.mended), lambda p: 3),
     Stage("clocks", "verbs late in a transaction", _on_store(event_stages.clocks), lambda p: 3),
     Stage("plans", "claims while the planner is misled", _on_store(event_stages.plans), lambda p: 12),
     Stage(
