@@ -37,7 +37,7 @@ class Attempt:
         self._ended = False
         self._told = False
         self._interrupt: Callable[[], object] | None = None
-        self._lost: Event | None = None  # made for who asks, since that is a third of what an attempt costs
+        self._lost: Event | None = None  # made for who asks, since that is most of what an attempt costs
         self._lock = Lock()
 
     def facts(self) -> dict[str, Any]:

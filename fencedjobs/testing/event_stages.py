@@ -217,7 +217,7 @@ def _fill(store: Store, state: str, count: int) -> None:
         uow.session.execute(insert(_jobs), rows)
 
 
-# --- conflicts ------------------------------------------------------------------------------------
+# --- mended events --------------------------------------------------------------------------------
 
 
 def mended(store: Store, effort: Effort) -> None:
@@ -241,6 +241,9 @@ def _mended(store: Store, first: str, then: str) -> None:
         store.outbox.add(id, 1, topic="t")
     Relay(store, send, limit=1).run(until_empty=True)
     _require(sent == [(first, 1), (first, 2), (then, 1)], f"it sent {sent}")
+
+
+# --- conflicts ------------------------------------------------------------------------------------
 
 
 def conflicts(store: Store, effort: Effort) -> None:
