@@ -34,6 +34,7 @@ from sqlalchemy.sql.expression import ColumnElement, FunctionElement
 from sqlalchemy.util import await_only
 
 from fencedjobs.errors import UnsupportedDatabase
+from fencedjobs.rows import Arrays, JsonEach, JsonTable, ManyRows
 from fencedjobs.types import Instant
 
 # --- the clock ------------------------------------------------------------------------------------
@@ -73,14 +74,15 @@ Notify = Callable[[ColumnElement[str]], ColumnElement[Any]]
 class Capabilities:
     """What a database can do, as far as the verbs care."""
 
-    update_returning: bool  #: UPDATE … RETURNING
+    update_returning: bool  #: UPDATE … FROM … RETURNING
     row_locks: bool  #: SELECT … FOR UPDATE SKIP LOCKED
     insert_absent: Callable[[Table, ColumnElement[Any]], Any] | None
     """Makes an INSERT … ON CONFLICT (key) DO NOTHING, whose RETURNING tells what was new."""
     upsert: Callable[[Table, Sequence[Column[Any]], Changes], Any]
     """Makes an INSERT that, where the key is there, changes that row as told of the proposed one."""
     partial_indexes: bool  #: CREATE INDEX … WHERE
-    arrays: bool  #: many rows as array parameters of one statement
+    arrays: bool  #: array parameters
+    rows: ManyRows  #: many rows as parameters of one statement
     sql_clock: bool  #: a statement clock in SQL; else the process has it
     stale_reads: bool  #: a plain read may show an old snapshot after a failed conditional UPDATE
     read_committed: bool  #: has isolation levels to choose READ COMMITTED from
@@ -126,6 +128,7 @@ _KNOWN: Final = {
         upsert=_postgresql_upsert,
         partial_indexes=True,
         arrays=True,
+        rows=Arrays(),
         sql_clock=True,
         stale_reads=False,
         read_committed=True,
@@ -140,6 +143,7 @@ _KNOWN: Final = {
         upsert=_mysql_upsert,
         partial_indexes=False,
         arrays=False,
+        rows=JsonTable(),
         sql_clock=True,
         stale_reads=True,
         read_committed=True,
@@ -154,6 +158,7 @@ _KNOWN: Final = {
         upsert=_sqlite_upsert,
         partial_indexes=True,
         arrays=False,
+        rows=JsonEach(),
         sql_clock=False,
         stale_reads=False,
         read_committed=False,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Double, Insert, Select, bindparam, case, insert, select
+from sqlalchemy import Column, ColumnElement, Double, Insert, Select, bindparam, case, insert, select, true
 from sqlalchemy.exc import IntegrityError
 
 from fencedjobs import dialects
@@ -17,30 +15,33 @@ from fencedjobs import payload as edge
 from fencedjobs.dialects import Notify, clock
 from fencedjobs.errors import InvalidValue
 from fencedjobs.job_sql import FENCED, revive, wake
-from fencedjobs.leases import NOW, Leased, at, from_arrays, make, remembered
+from fencedjobs.leases import NOW, TEXT, Leased, at, make, remembered
+from fencedjobs.rows import ManyRows
 from fencedjobs.transaction import Transaction
 from fencedjobs.values import JobState
 
 MAX_ATTEMPTS: Final = 20
 BULK: Final = 1000  # rows in one statement
 _MAX_COUNT: Final = 2**63 - 1
+_READY: Final = JobState.READY.value
+_SCHEDULED: Final = JobState.SCHEDULED.value
 
 
 def new_id() -> str:
     """A UUIDv7 (RFC 9562): milliseconds first, so that new ids are neighbours in the index."""
-    head = (time.time_ns() // 1_000_000) << 80 | 0x7 << 76
-    chance = int.from_bytes(os.urandom(10), "big")
-    tail = (chance >> 62 & 0xFFF) << 64 | 0b10 << 62 | chance & (1 << 62) - 1
-    return str(uuid.UUID(int=head & (1 << 128) - 1 | tail))
+    millis, chance = f"{time.time_ns() // 1_000_000:012x}", os.urandom(10)
+    digits, variant = chance.hex(), "89ab"[chance[9] & 3]
+    return f"{millis[:8]}-{millis[8:]}-7{digits[:3]}-{variant}{digits[3:6]}-{digits[6:18]}"
 
 
 def known(item: Mapping[str, Any], number: int) -> dict[str, Any]:
     if not isinstance(item, Mapping):
         raise InvalidValue(f"items[{number}]", f"must be a mapping, got {type(item).__name__}")
-    for name in item:
-        if name not in _ARGUMENTS:
-            raise InvalidValue(f"items[{number}].{name}", "is not an argument of enqueue")
-    return _ARGUMENTS | dict(item)
+    given = _ARGUMENTS | dict(item)
+    if len(given) > len(_ARGUMENTS):
+        name = next(name for name in given if name not in _ARGUMENTS)
+        raise InvalidValue(f"items[{number}].{name}", "is not an argument of enqueue")
+    return given
 
 
 _ARGUMENTS: Final[dict[str, Any]] = {
@@ -66,22 +67,35 @@ def new_job(given: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     delay = 0.0 if delay is None else edge.duration(f"{at}delay", delay)
     deadline = given["deadline"]
     waits = run_at is not None or delay > 0
-    new = {
-        "id": new_id() if id is None else edge.key(f"{at}id", id),
-        "named": int(id is not None),
-        "queue": edge.key(f"{at}queue", given["queue"]),
-        "kind": edge.label(f"{at}kind", given["kind"]),
-        "key": None if key is None else edge.key(f"{at}key", key),
-        "priority": edge.whole(f"{at}priority", given["priority"], least=-(2**31)),
-        "state": (JobState.SCHEDULED if waits else JobState.READY).value,
-        "fence": 0,
-        "max_attempts": edge.whole(f"{at}max_attempts", given["max_attempts"], least=1, most=_MAX_COUNT),
-        "deadline": None if deadline is None else edge.instant(f"{at}deadline", deadline),
-        "payload": edge.encode(f"{at}payload", given["payload"]),
-        "until": run_at or 0.0,
-        "delay": delay,
+    return {
+        "new_id": new_id() if id is None else edge.key(f"{at}id", id),
+        "new_named": int(id is not None),
+        "new_queue": edge.key(f"{at}queue", given["queue"]),
+        "new_kind": edge.label(f"{at}kind", given["kind"]),
+        "new_key": None if key is None else edge.key(f"{at}key", key),
+        "new_priority": edge.whole(f"{at}priority", given["priority"], least=-(2**31)),
+        "new_state": _SCHEDULED if waits else _READY,
+        "new_fence": 0,
+        "new_max_attempts": edge.whole(f"{at}max_attempts", given["max_attempts"], least=1, most=_MAX_COUNT),
+        "new_deadline": None if deadline is None else edge.instant(f"{at}deadline", deadline),
+        "new_payload": edge.encode(f"{at}payload", given["payload"]),
+        "new_until": run_at or 0.0,
+        "new_delay": delay,
     }
-    return {f"new_{name}": value for name, value in new.items()}
+
+
+def portions(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """As many as one statement takes: a packet of MariaDB has 16 MiB, an array of PostgreSQL 1 GiB."""
+    portion, room = list[dict[str, Any]](), TEXT
+    for row in rows:
+        length = len(row["new_payload"])
+        if portion and (len(portion) == BULK or length > room):
+            yield portion
+            portion, room = [], TEXT
+        portion.append(row)
+        room -= length
+    if portion:
+        yield portion
 
 
 # --- enqueue --------------------------------------------------------------------------------------
@@ -123,16 +137,26 @@ def _insert_absent(jobs: Leased, given: bool, insert_absent: Any, notify: Notify
 
 
 @remembered
-def _insert_arrays(
-    jobs: Leased, given: bool, insert_absent: Any, notify: Notify | None, differing: frozenset[str]
+def _insert_given(
+    jobs: Leased,
+    given: bool,
+    many: ManyRows,
+    insert_absent: Any,
+    notify: Notify | None,
+    differing: frozenset[str],
 ) -> Any:
-    """Many rows, with arrays of what is not the same in all of them."""
+    """Many rows, which bring along what is not the same in all of them."""
     c = jobs.table.c
-    columns = {name: c.until if name == "delay" else c[name] for name in _NEW if name in differing}
-    rows = from_arrays(place="place", **columns)
+    columns: dict[str, Column[Any]] = {
+        name: c.until if name == "delay" else c[name] for name in _NEW if name in differing
+    }
+    rows = many.table(columns)
     source = _new_parameters(jobs) | {name: rows.c[name] for name in columns}
     values = _inserted(source, clock(NOW, given=given))
-    picked = select(*values.values()).order_by(rows.c.place)
+    # SQLite needs a WHERE to tell ON CONFLICT from the ON of a join.
+    picked = select(*values.values()).where(true()).order_by(rows.c.place)
+    if insert_absent is None:
+        return insert(jobs.table).from_select(list(values), picked)
     inserting = insert_absent(jobs.table, jobs.key).from_select(list(values), picked)
     return inserting.returning(jobs.key, *wake(jobs, notify))
 
@@ -151,6 +175,7 @@ class Enqueue:
         self._given = now is not None
         self._at = at(now)
         self._absent = tx.capabilities.insert_absent
+        self._many = tx.capabilities.rows
 
     def one(self, new: dict[str, Any]) -> str | None:
         """Insert one row; its id, or ``None`` if the id is there and not purged."""
@@ -180,12 +205,12 @@ class Enqueue:
 
     def many(self, rows: list[dict[str, Any]]) -> set[str]:
         """Insert rows of different ids; the ids of those that were not there."""
-        if self._tx.capabilities.arrays:
-            created = self._insert_arrays(rows)
-            there = self._there([row for row in rows if row["new_id"] not in created])
-        else:
+        if self._absent is None:
             there = self._there(rows)
-            created = self._insert_rows([row for row in rows if row["new_id"] not in there])
+            created = self._insert_absent([row for row in rows if row["new_id"] not in there])
+        else:
+            created = self._insert(rows)
+            there = self._there([row for row in rows if row["new_id"] not in created])
         purged = [row for row in rows if there.get(row["new_id"]) == JobState.PURGED]
         return created | self._each(purged)
 
@@ -208,29 +233,27 @@ class Enqueue:
             return {}
         return {row[0]: row[1] for row in self._tx.execute(_states(self._jobs), {"ids": ids})}
 
-    def _insert_arrays(self, rows: list[dict[str, Any]]) -> set[str]:
-        given = {name: [row[f"new_{name}"] for row in rows] for name in _NEW if name != "created_at"}
-        arrays = {name: values for name, values in given.items() if values.count(values[0]) < len(rows)}
-        arrays["id"] = given["id"]
-        inserting = _insert_arrays(self._jobs, self._given, self._absent, self._tx.notify, frozenset(arrays))
-        answer = self._tx.execute(inserting, rows[0] | arrays | self._at)
-        return {row[0] for row in answer}
-
-    def _insert_rows(self, rows: list[dict[str, Any]]) -> set[str]:
+    def _insert_absent(self, rows: list[dict[str, Any]]) -> set[str]:
+        """Insert rows that were not there a moment ago, where there is no ON CONFLICT DO NOTHING."""
         if not rows:
             return set()
-        inserting = _insert(self._jobs, self._given)
-        # With RETURNING SQLAlchemy puts all rows in one statement, which is undone as one if it fails;
-        # without, this driver sends each, and those before the one that fails stay.
-        in_one = self._absent is None and self._tx.connection.dialect.insert_executemany_returning
-        if in_one:
-            inserting = inserting.returning(self._jobs.key)
         try:
-            with nullcontext() if in_one else self._tx.connection.begin_nested():
-                self._tx.execute(inserting, [row | self._at for row in rows], may_fail=in_one).close()
+            self._insert(rows, may_fail=True)  # one statement, which is undone as one
         except IntegrityError as error:
             if not dialects.is_duplicate(error):
                 raise
             # Somebody has added one of them since we looked: one by one, each by its own answer.
             return self._each(rows)
         return {row["new_id"] for row in rows}
+
+    def _insert(self, rows: list[dict[str, Any]], *, may_fail: bool = False) -> set[str]:
+        """In one statement; the ids that it created, where it tells."""
+        given = {name: [row[f"new_{name}"] for row in rows] for name in _NEW if name != "created_at"}
+        differing = {name: values for name, values in given.items() if values.count(values[0]) < len(rows)}
+        differing["id"] = given["id"]
+        inserting = _insert_given(
+            self._jobs, self._given, self._many, self._absent, self._tx.notify, frozenset(differing)
+        )
+        parameters = rows[0] | self._many.parameters(differing) | self._at
+        answer = self._tx.execute(inserting, parameters, may_fail=may_fail)
+        return {row[0] for row in answer} if answer.returns_rows else set()

@@ -24,8 +24,9 @@ from sqlalchemy import (
 from fencedjobs import payload as edge
 from fencedjobs.dialects import clock
 from fencedjobs.errors import InboxConflict
-from fencedjobs.leases import NOW, at, from_arrays, remembered
+from fencedjobs.leases import NOW, at, remembered
 from fencedjobs.models import InboxMessage
+from fencedjobs.rows import ManyRows
 from fencedjobs.transaction import Transaction
 from fencedjobs.values import InboxStats
 
@@ -97,11 +98,12 @@ class JoinedInbox:
         old = tx.execute(_old(self._table, given), parameters | at(instant)).all()
         if not old:
             return 0
-        if tx.capabilities.arrays:
-            these: dict[str, Any] = {"sources": [row[0] for row in old], "ids": [row[1] for row in old]}
+        many = tx.capabilities.rows if tx.capabilities.arrays else None
+        if many is not None:
+            these = many.parameters({"sources": [row[0] for row in old], "ids": [row[1] for row in old]})
         else:
             these = {"these": [tuple(row) for row in old]}
-        deleting = _delete(self._table, given, tx.capabilities.arrays)
+        deleting = _delete(self._table, given, many)
         return int(tx.execute(deleting, parameters | these | at(instant)).rowcount)
 
 
@@ -163,11 +165,11 @@ def _old(table: Table, given: bool) -> Select[Any]:
 
 
 @remembered
-def _delete(table: Table, given: bool, arrays: bool) -> Delete:
+def _delete(table: Table, given: bool, many: ManyRows | None) -> Delete:
     """Those that were found, if they are still old: one may have been purged, and have come again."""
     c = table.c
-    if arrays:  # a list of pairs would be compared with each row, one by one
-        found = from_arrays(sources=c.source, ids=c.id)
+    if many is not None:  # a list of pairs would be compared with each row, one by one
+        found = many.table({"sources": c.source, "ids": c.id})
         these = and_(c.source == found.c.sources, c.id == found.c.ids)
     else:
         these = tuple_(c.source, c.id).in_(bindparam("these", expanding=True))

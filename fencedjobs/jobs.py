@@ -9,7 +9,7 @@ from sqlalchemy import CursorResult, Update
 
 from fencedjobs import job_sql as sql
 from fencedjobs import payload as edge
-from fencedjobs.enqueue import BULK, MAX_ATTEMPTS, Enqueue, known, new_job
+from fencedjobs.enqueue import MAX_ATTEMPTS, Enqueue, known, new_job, portions
 from fencedjobs.errors import InvalidValue, LeaseLost, TransactionLost
 from fencedjobs.job_sql import FENCED, OPEN
 from fencedjobs.leases import at, lost_among, make, make_many, named, still_held
@@ -100,9 +100,9 @@ class JoinedJobs:
             rows.setdefault(new["new_id"], new)
         self._tx.subject = list(rows)
         adding = Enqueue(self._tx, self._jobs, self._tx.now(now))
-        fresh, created = list(rows.values()), set[str]()
-        for start in range(0, len(fresh), BULK):
-            created |= adding.many(fresh[start : start + BULK])
+        created = set[str]()
+        for some in portions(list(rows.values())):
+            created |= adding.many(some)
         return [id for id in rows if id in created]
 
     # the ends of an attempt

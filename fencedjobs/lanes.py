@@ -35,10 +35,11 @@ from sqlalchemy import (
 from fencedjobs import payload as edge
 from fencedjobs.dialects import clock
 from fencedjobs.errors import LeaseLost
-from fencedjobs.leases import NOW, ONE, Leased, at, from_arrays, guard, named, remembered
+from fencedjobs.leases import NOW, ONE, Leased, at, guard, named, remembered
 from fencedjobs.locks import LANE, Locks, leased_locks
 from fencedjobs.models import Lock, OutboxEvent
 from fencedjobs.outbox import PENDING, event_of, next_events
+from fencedjobs.rows import ManyRows
 from fencedjobs.transaction import SeveralStatements, Transaction
 from fencedjobs.values import Event, EventState, Lease
 
@@ -150,7 +151,7 @@ class Lanes:
         elif more:
             parameters |= {"in_lane": sent[0].lane, "limit": more, "number": len(sent)}
         locks = leased_locks(self._tx.tables[Lock.__tablename__])
-        settling = _settle(self._table, locks, instant is not None, then is not None, bool(more))
+        settling = _settle(self._table, locks, instant is not None, self._many, then is not None, bool(more))
         rows = self._tx.execute(settling, parameters, writing=True).all()
         if not rows:  # it has run out, or another relay has it: nothing was written
             raise SeveralStatements
@@ -203,17 +204,22 @@ class Lanes:
 
     def _mark(self, lease: Lease, sent: Sequence[Fetched]) -> int:
         instant = self._tx.now(None)
-        marking = _mark(self._table, instant is not None, self._tx.capabilities.arrays)
+        marking = _mark(self._table, instant is not None, self._many)
         return self._tx.execute(marking, self._marking(lease, sent, instant)).rowcount
 
     def _marking(self, lease: Lease, sent: Sequence[Fetched], instant: float | None) -> dict[str, Any]:
         """The parameters of `_mark`."""
-        these: dict[str, Any] = {"seqs": [event.seq for event in sent]}
-        if self._tx.capabilities.arrays:
-            these["digests"] = [event.digest for event in sent]
+        seqs, digests = [event.seq for event in sent], [event.digest for event in sent]
+        if self._many is not None:
+            these = self._many.parameters({"seqs": seqs, "digests": digests})
         else:
-            these["these"] = [(event.seq, event.digest) for event in sent]
+            these = {"seqs": seqs, "these": [*zip(seqs, digests, strict=True)]}
         return these | {"counted": sent[0].seq, "by_fence": lease.fence} | at(instant)
+
+    @property
+    def _many(self) -> ManyRows | None:
+        capable = self._tx.capabilities
+        return capable.rows if capable.update_returning else None
 
     def _fail(self, failure: Failure) -> None:
         of = _of_attempt(failure.attempts)
@@ -255,10 +261,10 @@ def _count(table: Table, by: int) -> Update:
 
 
 @remembered
-def _mark(table: Table, given: bool, arrays: bool) -> Update:
+def _mark(table: Table, given: bool, many: ManyRows | None) -> Update:
     c = table.c
-    if arrays:
-        rows = from_arrays(seqs=c.seq, digests=c.digest)
+    if many is not None:
+        rows = many.table({"seqs": c.seq, "digests": c.digest})
         these = and_(c.seq == rows.c.seqs, c.digest == rows.c.digests, _waits(table))
     else:  # the numbers by themselves as well: MariaDB finds no key for the pairs
         pairs = tuple_(c.seq, c.digest).in_(bindparam("these", expanding=True))
@@ -269,13 +275,15 @@ def _mark(table: Table, given: bool, arrays: bool) -> Update:
 
 
 @remembered
-def _settle(table: Table, locks: Leased, given: bool, then: bool, more: bool) -> Select[Any]:
+def _settle(
+    table: Table, locks: Leased, given: bool, many: ManyRows | None, then: bool, more: bool
+) -> Select[Any]:
     """Renew the lane's lease, and only under it mark what was sent and count the next attempt."""
     now = clock(NOW, given=given)
     renewing = update(locks.table).where(guard(locks, ONE, now)).values(until=locks.end(now))
     kept = renewing.returning(locks.until).cte("kept")
     under_it = exists(select(kept.c.until))
-    marked = _mark(table, given, True).where(under_it).returning(table.c.seq).cte("marked")
+    marked = _mark(table, given, many).where(under_it).returning(table.c.seq).cte("marked")
     if then:
         counting = _count(table, 1).where(under_it)
     elif more:

@@ -19,15 +19,11 @@ from functools import lru_cache
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sqlalchemy import (
-    ARRAY,
     Column,
     ColumnElement,
     Delete,
     Select,
-    String,
     Table,
-    TableValuedAlias,
-    Text,
     Update,
     and_,
     any_,
@@ -44,6 +40,7 @@ from sqlalchemy.sql.elements import BindParameter
 
 from fencedjobs.dialects import clock
 from fencedjobs.errors import TransactionLost
+from fencedjobs.rows import ManyRows
 from fencedjobs.transaction import Transaction
 from fencedjobs.types import Counter, Instant, Key
 from fencedjobs.values import Lease
@@ -55,7 +52,7 @@ T = TypeVar("T")
 NOW: Final[BindParameter[float]] = bindparam("now", type_=Instant())
 TTL: Final[BindParameter[float]] = bindparam("ttl", type_=Instant())
 CHUNK: Final = 200  # leases in one statement where they are listed in it
-_TEXT: Final = 1 << 20  # characters that they bring along; a packet of MariaDB has 16 MiB
+TEXT: Final = 1 << 20  # characters that they bring along; a packet of MariaDB has 16 MiB
 
 KEY: Final[BindParameter[Any]] = bindparam("held_id")
 _OWNER: Final = bindparam("held_owner", type_=Key())
@@ -386,9 +383,10 @@ def make_many(
     capabilities = tx.capabilities
     if not leases:
         return []
-    if capabilities.arrays:
-        statement = _many_as_arrays(leased, change, tx.waits)
-        return tx.execute(statement, {**parameters, **_arrays(leases, texts)}).all()
+    many = capabilities.rows
+    if capabilities.update_returning and many.carries(leased.key):
+        statement = _many_given(leased, change, many, tx.waits)
+        return tx.execute(statement, {**parameters, **many.parameters(_given(leases, texts))}).all()
     rows: list[Any] = []
     chunks = [*_chunks(leases, texts)]
     if len(chunks) > 1:
@@ -403,7 +401,7 @@ def make_many(
     return rows
 
 
-def _arrays(leases: Sequence[Lease], texts: Sequence[str | None] = ()) -> dict[str, Any]:
+def _given(leases: Sequence[Lease], texts: Sequence[str | None]) -> dict[str, Any]:
     owns = {"owns": list(texts)} if texts else {}
     return {
         "ids": [lease.id for lease in leases],
@@ -413,28 +411,16 @@ def _arrays(leases: Sequence[Lease], texts: Sequence[str | None] = ()) -> dict[s
     }
 
 
-def from_arrays(*, place: str | None = None, **columns: Column[Any]) -> TableValuedAlias:
-    """Rows made of array parameters of these names, typed like these columns: one statement for all.
-
-    ``place`` names a column that numbers them.
-    """
-    arrays = [
-        bindparam(name, type_=ARRAY(Text() if isinstance(column.type, String) else column.type))
-        for name, column in columns.items()
-    ]
-    rows = func.unnest(*arrays).table_valued(*columns, with_ordinality=place, name="given")
-    return rows.render_derived()
-
-
 @remembered
-def _many_as_arrays(leased: Leased, change: Change, waits: bool) -> Update:
+def _many_given(leased: Leased, change: Change, many: ManyRows, waits: bool) -> Update:
     """``waits``: for rows that somebody else has locked, which are left alone else."""
     own: dict[str, Any] = {} if change.own is None else {"owns": change.own}
 
     def held(rows: Any) -> ColumnElement[bool]:
         return guard(leased, Held(rows.c.ids, rows.c.owners, rows.c.fences), change.now)
 
-    given: Any = from_arrays(ids=leased.key, owners=leased.owner, fences=leased.fence, **own)
+    columns = {"ids": leased.key, "owners": leased.owner, "fences": leased.fence, **own}
+    given: Any = many.table(columns)
     if not waits:
         free = select(*given.c).select_from(leased.table).join(given, true()).where(held(given))
         given = free.with_for_update(of=leased.table, skip_locked=True, key_share=True).cte("free")
@@ -449,12 +435,12 @@ def _chunks(
 
     Two leases of one row never go together: in a statement a text is found by its row alone.
     """
-    start, room, ids = 0, _TEXT, set[Any]()
+    start, room, ids = 0, TEXT, set[Any]()
     for place, lease in enumerate(leases):
         length = len((texts[place] if texts else None) or "")
         if place > start and (place - start == CHUNK or length > room or lease.id in ids):
             yield leases[start:place], texts[start:place]
-            start, room, ids = place, _TEXT, set()
+            start, room, ids = place, TEXT, set()
         room -= length
         ids.add(lease.id)
     yield leases[start:], texts[start:]

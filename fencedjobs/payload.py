@@ -20,7 +20,8 @@ MAX_DEPTH: Final = 200
 MAX_KEY: Final = 255
 MAX_TEXT: Final = 2000
 
-_BAD = re.compile("[\x00\ud800-\udfff]")
+_encode: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_BAD: Final = re.compile("[\x00\ud800-\udfff]")
 _MAX_INT = 2**31 - 1
 
 
@@ -28,7 +29,7 @@ def encode(field: str, value: Any, *, limit: int = MAX_BYTES) -> str:
     """The JSON text of ``value``; `InvalidValue` names ``field`` and the place inside it."""
     _check(field, value, limit)
     try:
-        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+        text = _encode(value)
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidValue(field, f"cannot be stored as JSON: {error}") from error
     if len(text) > limit:

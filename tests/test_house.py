@@ -13,8 +13,8 @@ PACKAGE = ROOT / "fencedjobs"
 
 #: A file imports only from files above it. A new file gets its place here, with the change that adds it.
 ORDER = """
-    errors values retry payload types dialects models metrics autogenerate alembic_plugin schema transaction
-    leases row_leases job_sql enqueue jobs claims locks outbox lanes inbox guards
+    errors values retry payload types rows dialects models metrics autogenerate alembic_plugin schema
+    transaction leases row_leases job_sql enqueue jobs claims locks outbox lanes inbox guards
     own facets uow proof store aio batch relay aio_relay
     handlers attempt line threads settling heartbeat maintenance context room worker aio_worker prometheus
     senders service cli testing
@@ -36,7 +36,7 @@ LAZY = {("cli/verify.py", "testing"), ("cli/target.py", "senders")}
 #: pytest and Alembic import them in every project where the package is installed.
 ALL_LATE = {"testing/plugin.py", "alembic_plugin.py"}
 
-MAY_KNOW_DATABASES = {"types.py", "dialects.py", "models.py"}
+MAY_KNOW_DATABASES = {"types.py", "rows.py", "dialects.py", "models.py"}
 NAMES = {"postgresql", "postgres", "mysql", "mariadb", "sqlite", "psycopg", "asyncpg", "pymysql", "pysqlite"}
 #: Said, not asked: a path is a file of SQLite's; a person names the dialect of a script.
 SAID = {("service.py", "sqlite"), ("cli/migrate.py", "*")}

@@ -87,7 +87,7 @@ def _complete_by_fence() -> Patches:
 
 @fault(stages.machine, "completion of many asks for the ids alone")
 def _complete_many_by_id() -> Patches:
-    for name in ("_many_as_arrays", "_many_listed", "_locked_listed"):
+    for name in ("_many_given", "_many_listed", "_locked_listed"):
         yield _guarded(leases, name, _without("owner", "fence"))
 
 

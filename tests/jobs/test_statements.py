@@ -104,7 +104,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "renew 100": ["UPDATE"],
         "complete 100": ["UPDATE"],
         "complete 100 with results": ["UPDATE"],
-        "enqueue 1000": ["SAVEPOINT", "INSERT", "RELEASE"],
+        "enqueue 1000": ["INSERT"],
         "get": ["SELECT"],
         "lock": ["UPDATE"],
     },
