@@ -13,7 +13,7 @@ caller's own order, goes the second way everywhere.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, ParamSpec, TypeVar
@@ -31,14 +31,17 @@ from sqlalchemy import (
     case,
     delete,
     func,
+    literal,
     select,
     true,
     tuple_,
+    type_coerce,
     update,
 )
 from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
-from fencedjobs.dialects import clock
+from fencedjobs.dialects import clock, statement_now
 from fencedjobs.errors import TransactionLost
 from fencedjobs.rows import ManyRows
 from fencedjobs.transaction import Transaction
@@ -236,7 +239,7 @@ class Transition:
     somebody else has locked are skipped then, while a single named row is waited for.
 
     ``once``: it is made for one call, from a condition of the caller's. Its statements are not
-    remembered, and its rows, which begin with the key, come back in the order in which they were picked.
+    remembered, and its rows come back in the order in which they were picked.
     """
 
     leased: Leased
@@ -282,52 +285,80 @@ def _at_once(transition: Transition, row_locks: bool, arrays: bool) -> Any:
 
 
 def _in_steps(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Any]:
-    lock, write, read = _new_steps(transition) if transition.once else _steps(transition)
-    seen = tx.execute(lock, parameters).all()
-    if not seen:
+    """Lock and read, then write: with the clock of the read, so that it says how the rows are afterwards."""
+    lock, write = _new_steps(transition) if transition.once else _steps(transition)
+    rows = tx.execute(lock, parameters).all()
+    if not rows:
         return []
-    these = {"rows": [row[0] for row in seen], "versions": [tuple(row[:2]) for row in seen]}
+    these: dict[str, Any] = {
+        "now": getattr(rows[0], "read_at", None),
+        "rows": [row.read_row for row in rows],
+        "versions": [(row.read_row, row.read_fence) for row in rows],
+    }
     if transition.leased.state is not None:
-        these["states"] = sorted({row[2] for row in seen})
-    given = {**parameters, **these}
-    if tx.capabilities.update_returning:
-        rows = tx.execute(write.returning(*transition.returning), given).all()
-        changed = len(rows)
-    else:
-        changed = tx.execute(write, given).rowcount
-        rows = seen if transition.values is None else tx.execute(read, given).all()
-    if changed != len(seen):
-        raise TransactionLost(f"{len(seen)} rows were locked, but {changed} changed: is this a transaction?")
-    return _as_picked(rows, seen) if transition.once else rows
+        these["states"] = sorted({row.read_state for row in rows})
+    changed = tx.execute(write, these | dict(parameters)).rowcount
+    if changed != len(rows):
+        raise TransactionLost(f"{len(rows)} rows were locked, but {changed} changed: is this a transaction?")
+    return rows
 
 
-def _as_picked(rows: Sequence[Any], seen: Sequence[Any]) -> Sequence[Any]:
-    places = {row[0]: place for place, row in enumerate(seen)}
-    return sorted(rows, key=lambda row: places[row[0]])
-
-
-def _new_steps(transition: Transition) -> tuple[Select[Any], Update | Delete, Select[Any]]:
-    leased, version = transition.leased, _version(transition.leased)
-    these = leased.row.in_(bindparam("rows", expanding=True))
+def _new_steps(transition: Transition) -> tuple[Select[Any], Update | Delete]:
+    leased, written = transition.leased, transition.values
+    version = [column.label(f"read_{name}") for name, column in _version(leased).items()]
     # The state is compared by itself: with a text in the tuples MariaDB compares each row with each tuple.
     unchanged = and_(
-        these,
-        tuple_(*version[:2]).in_(bindparam("versions", expanding=True)),
-        *(state.in_(bindparam("states", expanding=True)) for state in version[2:]),
+        leased.row.in_(bindparam("rows", expanding=True)),
+        tuple_(leased.row, leased.fence).in_(bindparam("versions", expanding=True)),
+        *(() if leased.state is None else (leased.state.in_(bindparam("states", expanding=True)),)),
     )
-    columns = transition.returning if transition.values is None else ()
-    lock = _picked([*version, *columns], transition, row_locks=True)
-    # A plain read could still show what was there before the UPDATE's own snapshot.
-    read = select(*transition.returning).where(these).with_for_update()
-    return lock, _write(transition, unchanged), read
+    if written is None:
+        lock = _picked([*transition.returning, *version], transition, row_locks=True)
+        return lock, _write(transition, unchanged)
+    asks = any(isinstance(part, statement_now) for _, value in written for part in _parts(value))
+    read_at = [statement_now().label("read_at")] if asks else []
+    lock = _picked([*_afterwards(transition), *version, *read_at], transition, row_locks=True)
+    values = [(column, _with_clock(value)) for column, value in written]
+    return lock, _write(replace(transition, values=values), unchanged)
 
 
 _steps = remembered(_new_steps)
 
 
-def _version(leased: Leased) -> list[Column[Any]]:
+def _parts(value: Any) -> Iterable[Any]:
+    return iterate(value) if isinstance(value, ColumnElement) else ()
+
+
+def _with_clock(value: Any) -> Any:
+    """The value by the clock that was read before."""
+
+    def read(element: Any, **_: Any) -> Any:
+        return NOW if isinstance(element, statement_now) else None
+
+    return replacement_traverse(value, {}, read) if isinstance(value, ColumnElement) else value
+
+
+def _afterwards(transition: Transition) -> list[ColumnElement[Any]]:
+    """What is returned, as it will be when the values are written."""
+    table = transition.leased.table
+    new = {
+        column.key: value if isinstance(value, ColumnElement) else literal(value, column.type)
+        for column, value in transition.values or ()
+    }
+
+    def written(element: Any, **_: Any) -> Any:
+        return new.get(element.key) if isinstance(element, Column) and element.table is table else None
+
+    return [
+        type_coerce(replacement_traverse(one, {}, written), one.type).label(one.key)
+        for one in transition.returning
+    ]
+
+
+def _version(leased: Leased) -> dict[str, Column[Any]]:
     """What a later write must find unchanged: the state and the fence that were read."""
-    return [leased.row, leased.fence, *([] if leased.state is None else [leased.state])]
+    version = {"row": leased.row, "fence": leased.fence}
+    return version if leased.state is None else {**version, "state": leased.state}
 
 
 def _picked(columns: Sequence[ColumnElement[Any]], transition: Transition, row_locks: bool) -> Select[Any]:
@@ -394,10 +425,16 @@ def make_many(
     for some, theirs in chunks:
         size, own = _own(some, theirs)
         chunk = {**parameters, **listed(some), **own}
+        writing = _many_listed(leased, change, size, capabilities.update_returning)
         if capabilities.update_returning:
-            rows += tx.execute(_many_listed(leased, change, size, True), chunk).all()
+            rows += tx.execute(writing, chunk).all()
+        elif not change.ends:
+            tx.execute(writing, chunk)
+            rows += tx.execute(_read_listed(leased, change), chunk).all()
+        elif tx.may_start_over and tx.waits:
+            rows += _all_or_over(tx, writing, some, chunk)
         else:
-            rows += _many_in_steps(tx, leased, change, size, chunk)
+            rows += _locked_first(tx, _locked_listed(leased, change, tx.waits), writing, chunk)
     return rows
 
 
@@ -484,15 +521,20 @@ def _read_listed(leased: Leased, change: Change) -> Select[Any]:
     return read.with_for_update(skip_locked=True)
 
 
-def _many_in_steps(
-    tx: Transaction, leased: Leased, change: Change, size: int, parameters: Mapping[str, Any]
+def _all_or_over(
+    tx: Transaction, writing: Update, leases: Sequence[Lease], parameters: Mapping[str, Any]
 ) -> Sequence[Any]:
-    """Without RETURNING: leases that end are locked first, those that go on are read afterwards."""
-    writing = _many_listed(leased, change, size, False)
-    if not change.ends:
-        tx.execute(writing, parameters)
-        return tx.execute(_read_listed(leased, change), parameters).all()
-    held = tx.execute(_locked_listed(leased, change, tx.waits), parameters).all()
+    """Without RETURNING: write, and if they were not all held, undo it and have those locked first."""
+    if tx.execute(writing, parameters).rowcount != len(leases):
+        tx.start_over()
+    return [identity(lease) for lease in leases]
+
+
+def _locked_first(
+    tx: Transaction, locking: Select[Any], writing: Update, parameters: Mapping[str, Any]
+) -> Sequence[Any]:
+    """Without RETURNING: lock the leases that are held, and write those; what was locked."""
+    held = tx.execute(locking, parameters).all()
     if held:
         these = {"held_ids": [row[0] for row in held], "held": [tuple(row) for row in held]}
         changed = tx.execute(writing, {**parameters, **these}).rowcount

@@ -111,6 +111,7 @@ class Transactions:
                 tx.single = (
                     single and not options and self._is_alive(connection) and dialects.single(connection)
                 )
+                tx.may_start_over = single and not tx.single
                 if not tx.single:
                     dialects.begun(connection, reading=reading and not current)
                 yield tx

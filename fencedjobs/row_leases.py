@@ -218,7 +218,7 @@ class Leases(JoinedLeases):
         owner = edge.key("owner", owner)
         parameters = {"held_id": id, "new_owner": owner, "ttl": ttl} | at(instant)
         rows = make(self._tx, _claim(self._leased, instant is not None), parameters)
-        return Lease(*rows[0]) if rows else None
+        return Lease(*rows[0][:4]) if rows else None
 
     def claim_where(
         self,
@@ -242,7 +242,7 @@ class Leases(JoinedLeases):
         rows = make(self._tx, picking, parameters | {"limit": limit})
         if not rows and self._contended(picking, parameters):
             return Again.SOON
-        return [Lease(*row) for row in rows]
+        return [Lease(*row[:4]) for row in rows]
 
     def _contended(self, picking: Transition, parameters: Mapping[str, Any]) -> bool:
         """Whether there is a row to take all the same, which somebody else has locked."""

@@ -144,15 +144,13 @@ def _complete_free(
     """
 
     def verb(tx: Transaction) -> tuple[list[JobLease], list[JobLease]]:
-        jobs = Jobs(tx)
-        if tx.capabilities.arrays:  # then one statement can do both
-            tx.waits = False
-            return [], jobs.complete_many(leases, results)
-        locked = {identity(lease) for lease in jobs.locked(leases)}
-        free = [n for n, lease in enumerate(leases) if identity(lease) not in locked]
-        given = None if results is None else [results[n] for n in free]
-        lost = jobs.complete_many([leases[n] for n in free], given)
-        return [lease for lease in leases if identity(lease) in locked], lost
+        jobs, tx.waits = Jobs(tx), False
+        lost = jobs.complete_many(leases, results)
+        if tx.single:
+            return [], lost
+        locked = {identity(lease) for lease in jobs.locked(lost)}
+        kept = [lease for lease in lost if identity(lease) in locked]
+        return kept, [lease for lease in lost if identity(lease) not in locked]
 
     return store.run(verb, subject=leases, single=True)
 

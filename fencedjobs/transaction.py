@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from sqlalchemy import Connection, CursorResult, Executable, Select, Table, inspect, select
 from sqlalchemy.exc import DBAPIError
@@ -47,7 +47,7 @@ def answered(subject: Callable[[], Any], sent: Callable[[], bool] = lambda: True
 
 
 class SeveralStatements(Exception):
-    """A verb that was to be one statement needs more of them, and has changed nothing yet."""
+    """A verb that was to be one statement needs more of them; what it has changed is to be undone."""
 
 
 class Transaction:
@@ -73,6 +73,7 @@ class Transaction:
         self.subject: Any = None
         self.waits = True  #: whether its locking reads wait for rows that others have locked
         self.single = False  #: whether it is for one statement alone, which no BEGIN went before
+        self.may_start_over = False  #: whether `start_over` can undo what the verb has done
         self._written = False
 
     @classmethod
@@ -140,6 +141,10 @@ class Transaction:
         """Before anything is changed: have the verb run again, in a transaction of several statements."""
         if self.single:
             raise SeveralStatements
+
+    def start_over(self) -> NoReturn:
+        """Undo what was done, and have the verb run again without `may_start_over`."""
+        raise SeveralStatements
 
     def now(self, given: float | None) -> float | None:
         """The caller's instant: as given, or by the store's clock; ``None`` for the database's own."""
