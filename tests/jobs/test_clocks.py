@@ -121,3 +121,21 @@ def test_after_a_failover_that_lost_claims_the_stale_holder_is_refused(engine: E
             assert before.complete_many([lease], now=T + lost) == [lease]
             assert before.renew_many([lease], ttl=9, now=T + lost) == [None]
         after.release(holder, now=T + lost)
+
+
+def test_the_lease_that_is_returned_is_the_one_that_is_kept(store: Store) -> None:
+    """To the last bit, by whatever statements and at whatever instants the two were made."""
+    store.enqueue_many([{"id": f"j{n}", "delay": 0.001 if n % 2 else None} for n in range(6)])
+    leases = store.claim_many("a", ttl=30, limit=5)
+    leases += [lease for n in range(6) if (lease := store.claim("a", ttl=30, id=f"j{n}"))]
+    assert len(leases) == 6
+    for lease in leases:
+        record = store.get(lease.id)
+        assert record is not None
+        kept = (record.owner, record.fence, record.until, record.attempts)
+        assert kept == (lease.owner, lease.fence, lease.until, lease.attempt)
+    lock = store.locks.claim("l", "a", ttl=30)
+    seen = store.locks.get("l")
+    assert lock is not None
+    assert seen is not None
+    assert (seen.owner, seen.fence, seen.until) == (lock.owner, lock.fence, lock.until)
