@@ -222,8 +222,9 @@ class JoinedJobs:
         return self.get(id)
 
     def _changed(self, *ids: str) -> None:
-        for id in ids:
-            self._tx.expire(Job, id, FENCED)
+        if self._tx.session is not None:
+            for id in ids:
+                self._tx.expire(Job, id, FENCED)
 
     # operators
 

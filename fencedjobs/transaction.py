@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Final, NoReturn
 
 from sqlalchemy import Connection, CursorResult, Executable, Select, Table, inspect, select
@@ -98,7 +99,7 @@ class Transaction:
     def connection(self) -> Connection:
         return self._connect()
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         return dialects.capabilities(self.connection.dialect)
 
