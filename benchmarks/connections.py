@@ -1,6 +1,6 @@
 """Claims per second with more and more worker connections to one PostgreSQL, and what the limit does.
 
-    python -m benchmarks.connections [--connections 1 8 32 90] [--batch 1 10]
+    python -m benchmarks.connections [--connections 1 8 32 90] [--batch 1 10] [--url URL]
 
 Each connection claims and completes in a thread of one of two processes; the raw limit does the same.
 """
@@ -28,9 +28,10 @@ def main() -> None:
     parser.add_argument("--connections", nargs="*", type=int, default=[1, 8, 32, 90])
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 10])
     parser.add_argument("--jobs", type=int, default=4000)
+    parser.add_argument("--url", default=URLS["postgresql"], help="a server that lets in as many")
     options = parser.parse_args()
     print(f"{'connections':>12}{'batch':>8}{'limit/s':>12}{'ours/s':>12}{'ratio':>8}")
-    with scratch(URLS["postgresql"], "fj_connections") as url:
+    with scratch(options.url, "fj_connections") as url:
         limit, own = limit_of(url), Ours(url)
         limit.make()
         own.make()
