@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import and_, delete, or_, select, tuple_, update
 
-from fencedjobs import claims, enqueue, job_sql, leases, proof, row_leases
+from fencedjobs import claims, enqueue, job_sql, jobs, leases, proof, row_leases
 from fencedjobs import store as stores
 from fencedjobs.dialects import Capabilities, clock
 from fencedjobs.leases import NOW, Held, Leased, Transition
@@ -89,6 +89,11 @@ def _complete_by_fence() -> Patches:
 def _complete_many_by_id() -> Patches:
     for name in ("_many_given", "_many_listed", "_locked_listed"):
         yield _guarded(leases, name, _without("owner", "fence"))
+
+
+@fault(stages.machine, "completion of many takes all leases for held, whatever the database has changed")
+def _complete_many_says_yes() -> Patches:
+    yield jobs, "lost_among", lambda leases, held: []
 
 
 @fault(stages.machine, "an attempt may complete after its lease has run out")

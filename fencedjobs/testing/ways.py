@@ -38,6 +38,9 @@ SHORTEST: Final[dict[str, Way]] = {
     "complete_by_owner": ({}, [_attempt("complete", forged="older")]),
     "complete_by_fence": ({}, [_attempt("complete", forged="owner")]),
     "complete_many_by_id": ({}, [_claim(), _step("complete_many", pasts=[Past(0, "older")], results=False)]),
+    "complete_many_says_yes": (
+        {}, [_claim(), _step("complete_many", pasts=[Past(0, "older")], results=False)]
+    ),
     "complete_late": ({}, [_attempt("complete", wait=1)]),
     "release_by_owner": ({}, [_attempt("release", forged="older")]),
     "checkpoint_late": ({}, [_attempt("checkpoint", wait=1)]),
