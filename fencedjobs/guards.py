@@ -29,7 +29,7 @@ class JoinedGuards:
         number = edge.whole("fence", fence, least=0, most=2**63 - 1)
         parameters = {"new_resource": edge.key("resource", resource), "new_fence": number}
         tx, instant = self._tx, self._tx.now(now)
-        returning = tx.capabilities.update_returning
+        returning = tx.upsert_returning
         upsert = _admit(self._table, instant is not None, tx.capabilities.upsert, returning)
         answer = tx.execute(upsert, parameters | at(instant))
         if not returning:

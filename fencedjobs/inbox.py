@@ -64,7 +64,7 @@ class JoinedInbox:
         }
         tx, instant = self._tx, self._tx.now(now)
         tx.subject = id
-        returning = tx.capabilities.update_returning
+        returning = tx.upsert_returning
         upsert = _accept(self._table, instant is not None, tx.capabilities.upsert, returning)
         answer = tx.execute(upsert, parameters | at(instant))
         if not returning:

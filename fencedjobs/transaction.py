@@ -104,6 +104,11 @@ class Transaction:
         return dialects.capabilities(self.connection.dialect)
 
     @property
+    def upsert_returning(self) -> bool:
+        """Whether an upsert tells how the row is afterwards; MariaDB's does, MySQL's does not."""
+        return bool(self.connection.dialect.insert_returning)
+
+    @property
     def notify(self) -> Notify | None:
         """What tells who listens that a queue has work, where that is possible and wanted."""
         return self.capabilities.notify if self._notify else None
