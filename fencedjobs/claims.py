@@ -11,7 +11,7 @@ from fencedjobs import payload as edge
 from fencedjobs.enqueue import BULK
 from fencedjobs.job_sql import WAITING
 from fencedjobs.jobs import JoinedJobs
-from fencedjobs.leases import Again, Part, at, identity, locked_among, make, make_many, renew
+from fencedjobs.leases import Again, Part, Transition, at, identity, locked_among, make, make_many, renew
 from fencedjobs.values import JobLease, JobState, Outcome
 
 
@@ -46,12 +46,15 @@ class Jobs(JoinedJobs):
         limit = edge.whole("limit", limit, least=1)
         if kinds is not None:
             wanted["kinds"] = [edge.label("kinds", kind) for kind in kinds]
-        if self._tx.single:
-            return self._claim_at_once(wanted, limit)
+        if self._tx.single or self._tx.may_start_over:
+            at_once = self._claim_at_once(wanted, limit)
+            if at_once is not None:
+                return at_once
         found: list[Any] = []
+        taking = sql.take(self._jobs, "now" in wanted, "kinds" in wanted)
         for turn in range(_TURNS):
             promoted = self._promote(wanted, min(limit << 2 * turn, max(limit, BULK)))
-            taken = self._take(wanted, limit - len(found))
+            taken = self._take(taking, wanted, limit - len(found))
             found += [row for row in taken if row.state == JobState.LEASED]
             buried = sum(row.state != JobState.LEASED for row in taken)
             if len(found) == limit or not (promoted or buried):
@@ -64,14 +67,16 @@ class Jobs(JoinedJobs):
             return Again.AT_ONCE
         return Again.SOON if self._contended(wanted) else []
 
-    def _claim_at_once(self, wanted: Mapping[str, Any], limit: int) -> list[JobLease] | Part:
-        """Claim in one statement, which gets nothing while something is due that must be promoted first.
+    def _claim_at_once(self, wanted: Mapping[str, Any], limit: int) -> list[JobLease] | Part | None:
+        """Claim what is ready, unless something is due that must be promoted first; ``None`` for nothing.
 
-        `Part`, if it met rows that can never run: the rest needs a transaction.
+        `Part`, if it met rows that can never run: the rest needs the other way.
         """
-        rows = self._take(wanted, limit)
+        taking = sql.take_at_once(self._jobs, "now" in wanted, "kinds" in wanted, self._waiting)
+        rows = self._take(taking, wanted, limit)
         if not rows:
             self._tx.require_several()
+            return None
         leases = _leases(rows)
         return leases if len(leases) == len(rows) else Part(leases)
 
@@ -84,16 +89,17 @@ class Jobs(JoinedJobs):
         return (found or self._tx.execute(due, wanted | at(instant)).first()) is not None
 
     def _promote(self, wanted: Mapping[str, Any], limit: int) -> int:
-        # One index serves both states where there are partial ones; else each state has its own range.
-        together = self._tx.capabilities.partial_indexes
-        groups = (WAITING,) if together else tuple((state,) for state in WAITING)
-        promotions = (sql.promote(self._jobs, "now" in wanted, states) for states in groups)
+        promotions = (sql.promote(self._jobs, "now" in wanted, states) for states in self._waiting)
         return sum(len(make(self._tx, one, {**wanted, "limit": limit})) for one in promotions)
 
-    def _take(self, wanted: Mapping[str, Any], limit: int) -> Sequence[Any]:
-        take = sql.take_at_once if self._tx.single else sql.take
-        taking = take(self._jobs, "now" in wanted, "kinds" in wanted)
+    def _take(self, taking: Transition, wanted: Mapping[str, Any], limit: int) -> Sequence[Any]:
         return make(self._tx, taking, {**wanted, "limit": limit})
+
+    @property
+    def _waiting(self) -> tuple[tuple[JobState, ...], ...]:
+        """The states that are looked for together: in an index that is not partial each has its own range."""
+        together = self._tx.capabilities.partial_indexes
+        return (WAITING,) if together else tuple((state,) for state in WAITING)
 
     def _contended(self, wanted: Mapping[str, Any]) -> bool:
         """Whether somebody else has locked what could be claimed: that is no empty queue."""

@@ -72,9 +72,11 @@ def _why_dead(jobs: Leased, now: ColumnElement[float]) -> ColumnElement[str]:
     )
 
 
-def _due(jobs: Leased, now: ColumnElement[float]) -> ColumnElement[bool]:
+def _due(
+    jobs: Leased, now: ColumnElement[float], states: tuple[JobState, ...] = WAITING
+) -> ColumnElement[bool]:
     """Scheduled for now or earlier, or leased until now or earlier."""
-    return and_(_is(jobs.table.c.state, *WAITING), jobs.until <= now)
+    return and_(_is(jobs.table.c.state, *states), jobs.until <= now)
 
 
 def _grant(jobs: Leased, now: ColumnElement[float]) -> list[tuple[Column[Any], Any]]:
@@ -148,12 +150,17 @@ def take(jobs: Leased, given: bool, chosen: bool) -> Transition:
 
 
 @remembered
-def take_at_once(jobs: Leased, given: bool, chosen: bool) -> Transition:
+def take_at_once(
+    jobs: Leased, given: bool, chosen: bool, waiting: tuple[tuple[JobState, ...], ...]
+) -> Transition:
     """`take`, if nothing is due or expired that would have to be promoted before."""
     # In order, so that whatever the statistics say it is a look at the start of the index.
-    due = _claimable(jobs, _due(jobs, clock(NOW, given=given)), False).order_by(jobs.until)
+    due = (
+        _claimable(jobs, _due(jobs, clock(NOW, given=given), states), False).order_by(jobs.until)
+        for states in waiting
+    )
     taking = take(jobs, given, chosen)
-    return replace(taking, where=and_(taking.where, due.scalar_subquery().is_(None)))
+    return replace(taking, where=and_(taking.where, *(one.scalar_subquery().is_(None) for one in due)))
 
 
 @remembered

@@ -228,7 +228,7 @@ def _priority_is_ignored() -> Patches:
 @fault(stages.machine, "a claim changes one row more than it was asked for")
 def _one_too_many() -> Patches:
     sound = claims.Jobs._take
-    yield claims.Jobs, "_take", lambda jobs, wanted, limit: sound(jobs, wanted, limit + 1)
+    yield claims.Jobs, "_take", lambda jobs, taking, wanted, limit: sound(jobs, taking, wanted, limit + 1)
 
 
 @fault(stages.machine, "enqueue puts a new row in the place of one that exists")
