@@ -128,6 +128,7 @@ def _emptied(engine: Engine) -> None:
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         if family == "postgresql":
             connection.exec_driver_sql(f"TRUNCATE {', '.join(names)} RESTART IDENTITY")
+            connection.exec_driver_sql("VACUUM ANALYZE")
             return
         for name in [*names, *(["sqlite_sequence"] if family == "sqlite" else [])]:
             connection.exec_driver_sql(f"{'DELETE FROM' if family == 'sqlite' else 'TRUNCATE TABLE'} {name}")
@@ -136,6 +137,7 @@ def _emptied(engine: Engine) -> None:
 def measure(cell: Cell, limit: Limit, ours: Ours) -> tuple[float, float, float]:
     """Jobs, events or messages per second: of the limit, of ours, and of our SQL by the driver alone."""
     limit.clear()
+    _emptied(ours.engine)
     cell.before(limit)
     raw = seconds(lambda: cell.work(limit))
     _emptied(ours.engine)
