@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, make_url
 
 from benchmarks.bases import URLS, engine_of, scratch
 from fencedjobs import Store, schema
@@ -31,6 +31,12 @@ SCENARIOS = {
     "scheduled": ("'scheduled'", f"{FAR}", "NULL", "0"),
     "leased": ("'leased'", f"{FAR}", "'other'", "1"),
 }
+# Ids in the order of insertion, as those that the store makes: neighbours are on one page of their index.
+IDS = {
+    "postgresql": "concat('{prefix}-', lpad(g::text, 9, '0'))",
+    "mysql": "concat('{prefix}-', lpad(g, 9, '0'))",
+    "sqlite": "printf('{prefix}-%09d', g)",
+}
 NUMBERS = {
     "postgresql": "SELECT g FROM generate_series(1, {n}) AS s(g)",
     "mysql": "SELECT seq AS g FROM seq_1_to_{n}",
@@ -38,7 +44,7 @@ NUMBERS = {
 }
 FILL = """
 INSERT INTO fenced_jobs (id, queue, state, until, owner, fence, created_at, due_at, payload)
-SELECT {prefix}, 'default', {state}, {until}, {owner}, {fence}, 0, 0, 'null' FROM ({numbers}) AS n
+SELECT {ids}, 'default', {state}, {until}, {owner}, {fence}, 0, 0, 'null' FROM ({numbers}) AS n
 """
 
 
@@ -105,11 +111,10 @@ def compare(calls: list[Callable[[], object]], times: int) -> list[float]:
 def load(engine: Engine, scenario: str, rows: int, prefix: str = "old") -> None:
     state, until, owner, fence = SCENARIOS[scenario]
     name = engine.dialect.name
-    joined = f"concat('{prefix}-', g)" if name != "sqlite" else f"'{prefix}-' || g"
-    numbers = NUMBERS[name].format(n=rows)
-    fill = FILL.format(prefix=joined, state=state, until=until, owner=owner, fence=fence, numbers=numbers)
+    ids, numbers = IDS[name].format(prefix=prefix), NUMBERS[name].format(n=rows)
+    fill = FILL.format(ids=ids, state=state, until=until, owner=owner, fence=fence, numbers=numbers)
     with engine.begin() as connection:
-        connection.execute(text(fill))
+        connection.exec_driver_sql(fill)
 
 
 def analyze(engine: Engine) -> None:
