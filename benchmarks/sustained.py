@@ -35,11 +35,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--rate", type=float, default=500.0)
     parser.add_argument("--database", nargs="*", default=list(URLS), choices=URLS)
+    parser.add_argument("--url", help="another server than that of the standard port, for one database")
     options = parser.parse_args()
     heads = ("jobs/s", "p99 ms", "table MB", "indexes MB")
     print(f"{'database':12}{'part':8}" + "".join(f"{head:>12}" for head in heads))
     for database in options.database:
-        with scratch(URLS[database], "fj_sustained") as url:
+        with scratch(options.url or URLS[database], "fj_sustained") as url:
             run(database, url, options.seconds, options.rate)
 
 

@@ -32,9 +32,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=5000)
     parser.add_argument("--seconds", type=float, default=5.0, help="the pause after each round")
     parser.add_argument("--database", nargs="*", default=list(URLS), choices=URLS)
+    parser.add_argument("--url", help="another server than that of the standard port, for one database")
     options = parser.parse_args()
     for database in options.database:
-        with scratch(URLS[database], "fj_upkeep") as url:
+        with scratch(options.url or URLS[database], "fj_upkeep") as url:
             ours = Ours(url)
             ours.make()
             print(
