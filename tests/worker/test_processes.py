@@ -122,7 +122,7 @@ def test_a_worker_that_slept_past_its_lease_is_refused_and_says_so(
     crew: Staff, store: Store, engine: Engine
 ) -> None:
     for id, kind in (("a", "effect"), ("b", "report")):
-        store.enqueue(id, {"sleeps": 0.3, "always": True}, kind=kind)
+        store.enqueue(id, {"sleeps": 1.5, "always": True}, kind=kind)  # so long that it is stopped before
     first = crew.start(ttl=TTL)
     first.awaits("start", 2)
     stop_at_rest(first, engine)
