@@ -46,7 +46,7 @@ class Jobs(JoinedJobs):
         limit = edge.whole("limit", limit, least=1)
         if kinds is not None:
             wanted["kinds"] = [edge.label("kinds", kind) for kind in kinds]
-        if self._tx.single or self._tx.may_start_over:
+        if self._tx.may_start_over:
             at_once = self._claim_at_once(wanted, limit)
             if at_once is not None:
                 return at_once

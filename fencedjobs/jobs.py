@@ -222,9 +222,8 @@ class JoinedJobs:
         return self.get(id)
 
     def _changed(self, *ids: str) -> None:
-        if self._tx.session is not None:
-            for id in ids:
-                self._tx.expire(Job, id, FENCED)
+        for id in ids:
+            self._tx.expire(Job, id, FENCED)
 
     # operators
 

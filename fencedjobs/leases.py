@@ -44,7 +44,7 @@ from sqlalchemy.sql.visitors import iterate, replacement_traverse
 from fencedjobs.dialects import clock, statement_now
 from fencedjobs.errors import TransactionLost
 from fencedjobs.rows import ManyRows
-from fencedjobs.transaction import Transaction
+from fencedjobs.transaction import SeveralStatements, Transaction
 from fencedjobs.types import Counter, Instant, Key
 from fencedjobs.values import Lease
 
@@ -257,7 +257,7 @@ class Transition:
 def make(tx: Transaction, transition: Transition, parameters: Mapping[str, Any]) -> Sequence[Any]:
     """Carry out a transition; the rows as they are afterwards (as they were, if deleted).
 
-    They come in no order, if the transition is not for `once`.
+    Each begins with what is returned. They come in no order, if the transition is not for `once`.
     """
     rows = _made(tx, transition, parameters)
     if transition.several and len(rows) > parameters["limit"]:
@@ -304,7 +304,7 @@ def _in_steps(tx: Transaction, transition: Transition, parameters: Mapping[str, 
 
 
 def _new_steps(transition: Transition) -> tuple[Select[Any], Update | Delete]:
-    leased, written = transition.leased, transition.values
+    leased = transition.leased
     version = [column.label(f"read_{name}") for name, column in _version(leased).items()]
     # The state is compared by itself: with a text in the tuples MariaDB compares each row with each tuple.
     unchanged = and_(
@@ -312,39 +312,38 @@ def _new_steps(transition: Transition) -> tuple[Select[Any], Update | Delete]:
         tuple_(leased.row, leased.fence).in_(bindparam("versions", expanding=True)),
         *(() if leased.state is None else (leased.state.in_(bindparam("states", expanding=True)),)),
     )
-    if written is None:
-        lock = _picked([*transition.returning, *version], transition, row_locks=True)
-        return lock, _write(transition, unchanged)
-    asks = any(isinstance(part, statement_now) for _, value in written for part in _parts(value))
+    values = {column: _element(column, value) for column, value in transition.values or ()}
+    asks = any(isinstance(part, statement_now) for value in values.values() for part in iterate(value))
     read_at = [statement_now().label("read_at")] if asks else []
-    lock = _picked([*_afterwards(transition), *version, *read_at], transition, row_locks=True)
-    values = [(column, _with_clock(value)) for column, value in written]
-    return lock, _write(replace(transition, values=values), unchanged)
+    lock = _picked([*_afterwards(transition, values), *version, *read_at], transition, row_locks=True)
+    if transition.values is not None:
+        by_then = [(column, _with_clock(value)) for column, value in values.items()]
+        transition = replace(transition, values=by_then)
+    return lock, _write(transition, unchanged)
 
 
 _steps = remembered(_new_steps)
 
 
-def _parts(value: Any) -> Iterable[Any]:
-    return iterate(value) if isinstance(value, ColumnElement) else ()
+def _element(column: Column[Any], value: Any) -> ColumnElement[Any]:
+    return value if isinstance(value, ColumnElement) else literal(value, column.type)
 
 
-def _with_clock(value: Any) -> Any:
+def _with_clock(value: ColumnElement[Any]) -> ColumnElement[Any]:
     """The value by the clock that was read before."""
 
     def read(element: Any, **_: Any) -> Any:
         return NOW if isinstance(element, statement_now) else None
 
-    return replacement_traverse(value, {}, read) if isinstance(value, ColumnElement) else value
+    by_then: ColumnElement[Any] = replacement_traverse(value, {}, read)
+    return by_then
 
 
-def _afterwards(transition: Transition) -> list[ColumnElement[Any]]:
+def _afterwards(
+    transition: Transition, values: Mapping[Column[Any], ColumnElement[Any]]
+) -> list[ColumnElement[Any]]:
     """What is returned, as it will be when the values are written."""
-    table = transition.leased.table
-    new = {
-        column.key: value if isinstance(value, ColumnElement) else literal(value, column.type)
-        for column, value in transition.values or ()
-    }
+    table, new = transition.leased.table, {column.key: value for column, value in values.items()}
 
     def written(element: Any, **_: Any) -> Any:
         return new.get(element.key) if isinstance(element, Column) and element.table is table else None
@@ -411,24 +410,18 @@ def make_many(
 
     ``texts`` goes with ``leases``, one each, where the change has a column of their own.
     """
-    capabilities = tx.capabilities
     if not leases:
         return []
-    many = capabilities.rows
-    if capabilities.update_returning and many.carries(leased.key):
+    if tx.capabilities.update_returning:
+        many = tx.capabilities.rows
         statement = _many_given(leased, change, many, tx.waits)
         return tx.execute(statement, {**parameters, **many.parameters(_given(leases, texts))}).all()
     rows: list[Any] = []
-    chunks = [*_chunks(leases, texts)]
-    if len(chunks) > 1:
-        tx.require_several()
-    for some, theirs in chunks:
+    for some, theirs in _chunks(leases, texts):
         size, own = _own(some, theirs)
         chunk = {**parameters, **listed(some), **own}
-        writing = _many_listed(leased, change, size, capabilities.update_returning)
-        if capabilities.update_returning:
-            rows += tx.execute(writing, chunk).all()
-        elif not change.ends:
+        writing = _many_listed(leased, change, size)
+        if not change.ends:
             tx.execute(writing, chunk)
             rows += tx.execute(_read_listed(leased, change), chunk).all()
         elif tx.may_start_over and tx.waits:
@@ -496,7 +489,7 @@ def _own(leases: Sequence[Lease], texts: Sequence[str | None]) -> tuple[int, dic
 
 
 @remembered
-def _many_listed(leased: Leased, change: Change, size: int, returning: bool) -> Update:
+def _many_listed(leased: Leased, change: Change, size: int) -> Update:
     values = dict(change.values)
     if change.own is not None and size:
         keys = (bindparam(f"own_key_{n}", type_=leased.key.type) for n in range(size))
@@ -504,8 +497,7 @@ def _many_listed(leased: Leased, change: Change, size: int, returning: bool) -> 
         values[change.own.name] = case(
             *((leased.key == key, text) for key, text in zip(keys, texts, strict=True))
         )
-    changing = update(leased.table).where(guard(leased, LISTED, change.now)).values(values)
-    return changing.returning(*change.returning) if returning else changing
+    return update(leased.table).where(guard(leased, LISTED, change.now)).values(values)
 
 
 @remembered
@@ -526,7 +518,7 @@ def _all_or_over(
 ) -> Sequence[Any]:
     """Without RETURNING: write, and if they were not all held, undo it and have those locked first."""
     if tx.execute(writing, parameters).rowcount != len(leases):
-        tx.start_over()
+        raise SeveralStatements
     return [identity(lease) for lease in leases]
 
 

@@ -79,7 +79,7 @@ class Transactions:
 
         ``reading``: it writes nothing, so there is nothing to commit. ``current``: it must come after
         whoever is writing all the same. ``single``: what it does is one statement, or it asks for more
-        (`Transaction.require_several`) before it has done anything.
+        (`SeveralStatements`): before it has changed anything, or in a transaction, which is undone.
         """
         patience = self.patience()
         while True:
@@ -111,7 +111,7 @@ class Transactions:
                 tx.single = (
                     single and not options and self._is_alive(connection) and dialects.single(connection)
                 )
-                tx.may_start_over = single and not tx.single
+                tx.may_start_over = single
                 if not tx.single:
                     dialects.begun(connection, reading=reading and not current)
                 yield tx

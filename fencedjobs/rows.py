@@ -12,11 +12,8 @@ from typing import Any, Final
 
 from sqlalchemy import (
     ARRAY,
-    BigInteger,
     Column,
     FromClause,
-    Integer,
-    SmallInteger,
     String,
     Text,
     bindparam,
@@ -28,22 +25,17 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import ColumnElement, FunctionElement
 
-from fencedjobs.types import Instant, Key, LongText
+from fencedjobs.types import Instant
 
 Columns = Mapping[str, Column[Any]]
 Values = Mapping[str, Sequence[Any]]
 
-_AS_THEY_ARE: Final = {Key, LongText, String, Text, SmallInteger, Integer, BigInteger, Instant}
 _JSON: Final = "given_rows"
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ManyRows(ABC):
     """How a database gets the rows that a statement is about."""
-
-    @abstractmethod
-    def carries(self, column: Column[Any]) -> bool:
-        """Whether values of this column's type can be among them."""
 
     @abstractmethod
     def table(self, columns: Columns) -> FromClause:
@@ -56,9 +48,6 @@ class ManyRows(ABC):
 
 class Arrays(ManyRows):
     """An array for each column, and ``unnest``."""
-
-    def carries(self, column: Column[Any]) -> bool:
-        return True
 
     def table(self, columns: Columns) -> FromClause:
         arrays = [
@@ -73,10 +62,10 @@ class Arrays(ManyRows):
 
 
 class _Json(ManyRows):
-    """One JSON text (ASCII): an array of rows, each an array of texts, numbers and nulls."""
+    """One JSON text (ASCII): an array of rows, each an array of texts, numbers and nulls.
 
-    def carries(self, column: Column[Any]) -> bool:
-        return type(column.type) in _AS_THEY_ARE  # of another type nobody would convert them
+    Of columns whose values the driver is given as they are; nobody would convert others.
+    """
 
     def parameters(self, values: Values) -> dict[str, Any]:
         return {_JSON: _encode([*zip(*values.values(), strict=True)])}

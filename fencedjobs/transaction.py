@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from sqlalchemy import Connection, CursorResult, Executable, Select, Table, inspect, select
 from sqlalchemy.exc import DBAPIError
@@ -74,7 +74,7 @@ class Transaction:
         self.subject: Any = None
         self.waits = True  #: whether its locking reads wait for rows that others have locked
         self.single = False  #: whether it is for one statement alone, which no BEGIN went before
-        self.may_start_over = False  #: whether `start_over` can undo what the verb has done
+        self.may_start_over = False  #: whether the verb runs again after `SeveralStatements`
         self._written = False
 
     @classmethod
@@ -147,10 +147,6 @@ class Transaction:
         """Before anything is changed: have the verb run again, in a transaction of several statements."""
         if self.single:
             raise SeveralStatements
-
-    def start_over(self) -> NoReturn:
-        """Undo what was done, and have the verb run again without `may_start_over`."""
-        raise SeveralStatements
 
     def now(self, given: float | None) -> float | None:
         """The caller's instant: as given, or by the store's clock; ``None`` for the database's own."""
