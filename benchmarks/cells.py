@@ -161,7 +161,7 @@ def _work_async(number: int) -> Side:
     return run
 
 
-def _sent(event: Any) -> bool:
+def acknowledged(event: Any) -> bool:
     return True
 
 
@@ -169,7 +169,7 @@ def _relay(side: str, number: int, *, batch: int, each: bool) -> Side:
     def run(bench: Bench) -> Measured:
         n, contender = bench.n(number), getattr(bench, side)
         contender.fill_outbox(n)
-        return n, seconds(lambda: contender.relay(_sent, batch=batch, each=each))
+        return n, seconds(lambda: contender.relay(acknowledged, batch=batch, each=each))
 
     return run
 

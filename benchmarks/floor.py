@@ -15,17 +15,11 @@ from typing import Any, Final
 from sqlalchemy import Engine, event
 
 from benchmarks.bases import URLS, described, scratch
-from benchmarks.cells import BATCH, seconds
+from benchmarks.cells import BATCH, acknowledged, seconds
 from benchmarks.limit import Limit, limit_of
 from benchmarks.ours import Ours
-from fencedjobs.models import Base
 
-Contender = Limit | Ours
 Work = Callable[[Any], Any]
-
-
-def _acknowledged(event: Any) -> bool:
-    return True
 
 
 @dataclass(frozen=True)
@@ -52,13 +46,13 @@ CELLS: Final = (
     Cell(
         "relay, each marked after its ack",
         1000,
-        lambda side: side.relay(_acknowledged, batch=16, each=True),
+        lambda side: side.relay(acknowledged, batch=16, each=True),
         lambda side: side.fill_outbox(1000),
     ),
     Cell(
         "relay, mark_every=100",
         10_000,
-        lambda side: side.relay(_acknowledged, batch=100, each=False),
+        lambda side: side.relay(acknowledged, batch=100, each=False),
         lambda side: side.fill_outbox(10_000),
     ),
     Cell("inbox, new", 1000, lambda side: side.accept_all(_IDS)),
@@ -121,30 +115,17 @@ def _rollback(driver: Any) -> None:
     driver.rollback()
 
 
-def _emptied(engine: Engine) -> None:
-    """Empty tables that number their rows from the start again."""
-    family = engine.dialect.name
-    names = [table.name for table in reversed(Base.metadata.sorted_tables)]
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        if family == "postgresql":
-            connection.exec_driver_sql(f"TRUNCATE {', '.join(names)} RESTART IDENTITY")
-            connection.exec_driver_sql("VACUUM ANALYZE")
-            return
-        for name in [*names, *(["sqlite_sequence"] if family == "sqlite" else [])]:
-            connection.exec_driver_sql(f"{'DELETE FROM' if family == 'sqlite' else 'TRUNCATE TABLE'} {name}")
-
-
 def measure(cell: Cell, limit: Limit, ours: Ours) -> tuple[float, float, float]:
     """Jobs, events or messages per second: of the limit, of ours, and of our SQL by the driver alone."""
     limit.clear()
-    _emptied(ours.engine)
+    ours.clear()
     cell.before(limit)
     raw = seconds(lambda: cell.work(limit))
-    _emptied(ours.engine)
+    ours.clear()
     before, tape = Tape(), Tape()
     before.record(ours.engine, lambda: cell.before(ours))
     own = seconds(lambda: tape.record(ours.engine, lambda: cell.work(ours)))
-    _emptied(ours.engine)
+    ours.clear()
     pooled = ours.engine.raw_connection()
     before.play(pooled.driver_connection)
     alone = seconds(lambda: tape.play(pooled.driver_connection))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,7 +47,7 @@ def main() -> None:
                 if number in (1, options.rounds) or number % 6 == 0:
                     table, indexes = sizes(ours.engine)
                     print(
-                        f"{number:>6}{table:>10.1f}{indexes:>12.1f}   {' '.join(left(ours.engine))}",
+                        f"{number:>6}{table:>10.1f}{indexes:>12.1f}   {left(ours.engine)}",
                         flush=True,
                     )
             print(spent.told(options.rounds * options.jobs))
@@ -93,12 +92,13 @@ def purge(ours: Ours) -> None:
         pass
 
 
-def left(engine: Engine) -> Iterator[str]:
+def left(engine: Engine) -> str:
     """What PostgreSQL has not cleaned up, and how often it did."""
-    if engine.dialect.name == "postgresql":
-        with engine.connect() as connection:
-            dead, vacuums = connection.execute(text(DEAD)).one()
-        yield f"{dead:,} {vacuums}"
+    if engine.dialect.name != "postgresql":
+        return ""
+    with engine.connect() as connection:
+        dead, vacuums = connection.execute(text(DEAD)).one()
+    return f"{dead:,} {vacuums}"
 
 
 if __name__ == "__main__":
