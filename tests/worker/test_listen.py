@@ -159,4 +159,4 @@ def test_polling_is_the_floor(workers: Workers) -> None:
         workers.store.enqueue("a", kind="k")
         begun = time.monotonic()
         assert started.called.wait(5)
-    assert started.at[0] - begun < 2
+    assert started.at[0] - begun < 1
