@@ -284,7 +284,7 @@ class JoinedJobs:
         """Quarantine jobs that can never be claimed again; how many.
 
         Attempts used up, or deadline passed; never under a running lease. Claims do the same for
-        what they meet, so nothing waits for a sweep.
+        what they meet, so nothing waits for a sweep. Rows that somebody has locked are left for the next.
         """
         limit = edge.whole("limit", limit, least=1)
         instant = self._tx.now(now)

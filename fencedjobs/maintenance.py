@@ -21,6 +21,7 @@ from fencedjobs.transaction import Transaction
 from fencedjobs.values import EventState, Lease
 
 LOCK: Final = "fencedjobs:maintenance"
+MOMENT: Final = 0.05  # seconds after which a claim has let go what it read
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,17 @@ class Housekeeper:
             self._observe(Observed.OLDEST, queue=queue, waited=waited)
 
     def _batches(self, line: Line, lease: Lease, what: str, step: Step) -> Lease:
-        """Repeat a step as long as it fills its batches, under the lock."""
-        now, rows, changed = line.call(Store.now), 0, self._plan.batch
-        while changed >= self._plan.batch and not self._stopped.is_set():
+        """Repeat a step until it twice in a row did not fill its batch, under the lock.
+
+        Once would not do: rows that are locked at that moment are skipped, and a claim of MariaDB locks
+        each row that it reads over.
+        """
+        now, rows, short = line.call(Store.now), 0, 0
+        while short < 2 and not self._stopped.wait(short * MOMENT):
             lease = line.call(partial(_renew, lease, self._plan.every))
             changed = line.call(partial(_at, step, now))
             rows += changed
+            short = 0 if changed >= self._plan.batch else short + 1
         if rows:
             self._observe(Observed.MAINTAINED, what=what, rows=rows)
         return lease

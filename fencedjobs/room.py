@@ -89,7 +89,7 @@ class Room:
         self._lock = threading.Lock()
         self._announced = False
         self._look_at = 0.0
-        self._found_nothing = self._found_all = False
+        self._found_nothing, self._found_all = True, False
         self._idle = Pauses(plan.poll)
         self._backoff = Backoff(0.25, max(plan.poll, 5.0))
         self._stops = 0
@@ -455,9 +455,12 @@ class Room:
 def _claim(
     owner: str, ttl: float, limit: int, queue: str, kinds: Sequence[str], reading_first: bool, store: Store
 ) -> list[JobLease]:
-    """Claim; ``reading_first``: where a claim keeps all others from writing, only if there is something."""
-    one_writer = not dialects.capabilities(store.transactions.engine.dialect).row_locks
-    looks = reading_first and one_writer
+    """Claim; ``reading_first``: where a claim locks more than what it takes, only if there is something.
+
+    SQLite locks the database, MariaDB each row that it has to read over, of whatever kind.
+    """
+    capabilities = dialects.capabilities(store.transactions.engine.dialect)
+    looks = reading_first and not (capabilities.row_locks and capabilities.update_returning)
     if looks and not store.run(lambda tx: Jobs(tx).may_claim(queue, kinds), reading=True):
         return []
     return store.claim_many(owner, ttl=ttl, limit=limit, queue=queue, kinds=kinds)

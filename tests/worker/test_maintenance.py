@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fencedjobs import InvalidValue, JobState, Store
+from fencedjobs.claims import Jobs
 from fencedjobs.maintenance import Maintenance
 from fencedjobs.metrics import Observed
 from tests.worker.helpers import Seen, Workers, until
@@ -50,6 +51,44 @@ def test_what_can_never_run_is_swept(workers: Workers) -> None:
     assert rows(workers, "swept") == 5
     assert workers.states()["0"] == "quarantined"
     assert workers.states()["waits"] == "ready"
+
+
+def test_what_was_locked_for_a_moment_is_swept_all_the_same(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if workers.engine.dialect.name == "sqlite":
+        pytest.skip("it has no row locks")
+    for n in range(5):
+        workers.store.enqueue(f"{n}", deadline=workers.store.now() + 1e-6)
+    workers.store.enqueue("waits")
+    sweep, swept = Store.sweep, []
+
+    def locked_at_first(store: Any, **options: Any) -> int:
+        with workers.engine.connect() as other:
+            if not swept:
+                other.exec_driver_sql("SELECT id FROM fenced_jobs FOR UPDATE").all()
+            swept.append(sweep(store, **options))
+        return swept[-1]
+
+    monkeypatch.setattr(Store, "sweep", locked_at_first)
+    kept_house(workers, Maintenance(batch=2))
+    assert swept[0] == 0
+    assert rows(workers, "swept") == 5
+
+
+def test_a_worker_without_jobs_locks_none_of_the_others(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if workers.engine.dialect.name == "postgresql":
+        pytest.skip("there a claim locks only what it takes")
+    workers.store.enqueue("a", kind="x")
+    looked, claimed = [], []
+    may_claim, claim_many = Jobs.may_claim, Store.claim_many
+    monkeypatch.setattr(Jobs, "may_claim", lambda *args: looked.append(1) or may_claim(*args))
+    monkeypatch.setattr(Store, "claim_many", lambda *args, **to: claimed.append(1) or claim_many(*args, **to))
+    with workers.in_background({"y": nothing}):
+        until(lambda: len(looked) >= 3)
+    assert claimed == []
 
 
 def test_done_jobs_go_by_age(workers: Workers) -> None:
