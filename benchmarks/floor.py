@@ -18,6 +18,7 @@ from benchmarks.bases import URLS, described, scratch
 from benchmarks.cells import BATCH, acknowledged, seconds
 from benchmarks.limit import Limit, limit_of
 from benchmarks.ours import Ours
+from fencedjobs import direct
 
 Work = Callable[[Any], Any]
 
@@ -141,6 +142,7 @@ def main() -> None:
     for database in options.database:
         with scratch(URLS[database], "fj_floor") as url:
             limit, ours = limit_of(url), Ours(url)
+            direct.tell(ours.engine)
             limit.make()
             ours.make()
             print(

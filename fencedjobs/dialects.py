@@ -33,6 +33,8 @@ from sqlalchemy.pool import NullPool, Pool, PoolProxiedConnection
 from sqlalchemy.sql.expression import ColumnElement, FunctionElement
 from sqlalchemy.util import await_only
 
+from fencedjobs import direct
+from fencedjobs.direct import Direct
 from fencedjobs.errors import UnsupportedDatabase
 from fencedjobs.rows import Arrays, JsonEach, JsonTable, ManyRows
 from fencedjobs.types import Instant
@@ -262,9 +264,9 @@ def require_version(connection: Connection) -> None:
         )
 
 
-def server(connection: Connection) -> str:
-    """Which database this is, in words: its name and version."""
-    (product, _, _), have = _needs(connection.dialect)
+def server(dialect: Dialect) -> str:
+    """Which database this is that it has connected to, in words: its name and version."""
+    (product, _, _), have = _needs(dialect)
     return f"{product} {_dotted(have)}"
 
 
@@ -290,6 +292,7 @@ def process_clock() -> float:
 # --- transactions ---------------------------------------------------------------------------------
 
 
+Channel = Connection | Direct
 _READ_COMMITTED: Final = "READ COMMITTED"
 _habits: Final[WeakKeyDictionary[Pool, bool]] = WeakKeyDictionary()
 
@@ -347,7 +350,16 @@ def _told(habit: tuple[str, bool]) -> str:
     return habit[0] + " with AUTOCOMMIT" * habit[1]
 
 
-def begun(connection: Connection, *, reading: bool = False) -> None:
+#: drivers of which we have seen that nothing else is to be known of them; see `Direct`
+_DIRECT: Final = {"psycopg", "asyncpg", "pymysql", "aiomysql", "pysqlite", "aiosqlite"}
+
+
+def may_be_direct(engine: Engine) -> bool:
+    """Whether the statements of our own transactions may go straight to the driver; see `Direct`."""
+    return engine.dialect.driver in _DIRECT and direct.is_possible(engine)
+
+
+def begun(connection: Channel, *, reading: bool = False) -> None:
     """Make the transaction that SQLAlchemy has just begun one of our own.
 
     MariaDB and MySQL: READ COMMITTED for this transaction alone, and BEGIN where the connection is
@@ -362,7 +374,7 @@ def begun(connection: Connection, *, reading: bool = False) -> None:
         _begin_immediate(connection, reading)
 
 
-def single(connection: Connection) -> bool:
+def single(connection: Channel) -> bool:
     """Have the next statement be a transaction of its own, where that spares a BEGIN; whether it does.
 
     PostgreSQL: AUTOCOMMIT mode of the driver, until `rollback`. SQLite: the driver's legacy mode begins a
@@ -385,17 +397,17 @@ def single(connection: Connection) -> bool:
     return _sqlite_autocommit(driver) is None and driver.isolation_level == "" and not _in_transaction(driver)
 
 
-def is_single(connection: Connection) -> bool:
+def is_single(connection: Channel) -> bool:
     """Whether the next statement on this connection is its own COMMIT; see `single`."""
     return capabilities(connection.dialect).autocommit and _autocommits(connection.connection)
 
 
-def announce_commit(connection: Connection) -> None:
+def announce_commit(connection: Channel) -> None:
     """Tell those who listen for COMMIT that the next statement is one, as `is_single` says of it."""
     connection.dispatch.commit(connection)
 
 
-def _begin_read_committed(connection: Connection) -> None:
+def _begin_read_committed(connection: Channel) -> None:
     try:
         connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {_READ_COMMITTED}")
     except DBAPIError as error:
@@ -411,7 +423,7 @@ def _begin_read_committed(connection: Connection) -> None:
         connection.exec_driver_sql("START TRANSACTION")
 
 
-def _begin_immediate(connection: Connection, reading: bool) -> None:
+def _begin_immediate(connection: Channel, reading: bool) -> None:
     driver = connection.connection.driver_connection
     if _sqlite_autocommit(driver) is True:
         raise UnsupportedDatabase(
@@ -462,14 +474,14 @@ def join(connection: Connection, *, seen: bool = False) -> bool:
     return False
 
 
-def commit(connection: Connection, *, patience: Callable[[], bool], single: bool = False) -> None:
+def commit(connection: Channel, *, patience: Callable[[], bool], single: bool = False) -> None:
     """COMMIT a transaction of our own; see `send_commit`. The driver does it for a ``single`` statement."""
     if not single:
         send_commit(connection, patience)
     connection.commit()
 
 
-def send_commit(connection: Connection, patience: Callable[[], bool]) -> None:
+def send_commit(connection: Channel, patience: Callable[[], bool]) -> None:
     """On SQLite, COMMIT now, and again while a reader is in the way and ``patience()`` says so.
 
     There a COMMIT that was BUSY leaves the transaction open, and a second one works; SQLAlchemy and
@@ -487,7 +499,7 @@ def send_commit(connection: Connection, patience: Callable[[], bool]) -> None:
     _leave_one_open(connection)
 
 
-def rollback(connection: Connection, *, single: bool = False) -> None:
+def rollback(connection: Channel, *, single: bool = False) -> None:
     """End our own transaction without effects, and never hand an open one back to the pool.
 
     Raises nothing, so that the error that led here comes out. ``single``: it was for one statement.
@@ -499,14 +511,14 @@ def rollback(connection: Connection, *, single: bool = False) -> None:
         end_single(connection)
 
 
-def end_single(connection: Connection) -> None:
+def end_single(connection: Channel) -> None:
     """Leave the connection as it was before `single`, when its statement has ended; raises nothing."""
     if capabilities(connection.dialect).autocommit and not connection.invalidated:
         with _last_use(connection):
             connection.connection.dbapi_connection.autocommit = False  # type: ignore[union-attr]
 
 
-def abandon(connection: Connection) -> None:
+def abandon(connection: Channel) -> None:
     """End a transaction that SQLAlchemy may leave open; raises nothing.
 
     On SQLite it believes a transaction to be over whose COMMIT was BUSY; in AUTOCOMMIT mode it can be
@@ -525,7 +537,7 @@ def abandon(connection: Connection) -> None:
 
 
 @contextmanager
-def _last_use(connection: Connection) -> Iterator[None]:
+def _last_use(connection: Channel) -> Iterator[None]:
     try:
         yield
     except Exception:  # noqa: BLE001 - whatever it was, this connection is not to be used again
@@ -533,7 +545,7 @@ def _last_use(connection: Connection) -> Iterator[None]:
             connection.invalidate()
 
 
-def _leave_one_open(connection: Connection) -> None:
+def _leave_one_open(connection: Channel) -> None:
     """The driver's ``autocommit=False`` mode wants to end a transaction itself, and fails without one."""
     driver = connection.connection.driver_connection
     if hides_transactions(driver) and not _in_transaction(driver):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from sqlalchemy import Column, ColumnElement, Double, Insert, Select, bindparam, case, insert, select, true
@@ -34,17 +35,7 @@ def new_id() -> str:
     return f"{millis[:8]}-{millis[8:]}-7{digits[:3]}-{variant}{digits[3:6]}-{digits[6:18]}"
 
 
-def known(item: Mapping[str, Any], number: int) -> dict[str, Any]:
-    if not isinstance(item, Mapping):
-        raise InvalidValue(f"items[{number}]", f"must be a mapping, got {type(item).__name__}")
-    given = _ARGUMENTS | dict(item)
-    if len(given) > len(_ARGUMENTS):
-        name = next(name for name in given if name not in _ARGUMENTS)
-        raise InvalidValue(f"items[{number}].{name}", "is not an argument of enqueue")
-    return given
-
-
-_ARGUMENTS: Final[dict[str, Any]] = {
+ARGUMENTS: Final[dict[str, Any]] = {
     "id": None,
     "payload": None,
     "kind": "",
@@ -58,30 +49,44 @@ _ARGUMENTS: Final[dict[str, Any]] = {
 }
 
 
-def new_job(given: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """The checked parameters of a new row; ``at`` says which item of many it is."""
+def new_job(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The checked parameters of a new row."""
     id, key, run_at, delay = given["id"], given["key"], given["run_at"], given["delay"]
     if run_at is not None and delay is not None:
-        raise InvalidValue(f"{at}delay", "goes without run_at: each says when the job may start")
-    run_at = None if run_at is None else edge.instant(f"{at}run_at", run_at)
-    delay = 0.0 if delay is None else edge.duration(f"{at}delay", delay)
+        raise InvalidValue("delay", "goes without run_at: each says when the job may start")
+    run_at = None if run_at is None else edge.instant("run_at", run_at)
+    delay = 0.0 if delay is None else edge.duration("delay", delay)
     deadline = given["deadline"]
     waits = run_at is not None or delay > 0
     return {
-        "new_id": new_id() if id is None else edge.key(f"{at}id", id),
+        "new_id": new_id() if id is None else edge.key("id", id),
         "new_named": int(id is not None),
-        "new_queue": edge.key(f"{at}queue", given["queue"]),
-        "new_kind": edge.label(f"{at}kind", given["kind"]),
-        "new_key": None if key is None else edge.key(f"{at}key", key),
-        "new_priority": edge.whole(f"{at}priority", given["priority"], least=-(2**31)),
+        "new_queue": edge.key("queue", given["queue"]),
+        "new_kind": edge.label("kind", given["kind"]),
+        "new_key": None if key is None else edge.key("key", key),
+        "new_priority": edge.whole("priority", given["priority"], least=-(2**31)),
         "new_state": _SCHEDULED if waits else _READY,
         "new_fence": 0,
-        "new_max_attempts": edge.whole(f"{at}max_attempts", given["max_attempts"], least=1, most=_MAX_COUNT),
-        "new_deadline": None if deadline is None else edge.instant(f"{at}deadline", deadline),
-        "new_payload": edge.encode(f"{at}payload", given["payload"]),
+        "new_max_attempts": edge.whole("max_attempts", given["max_attempts"], least=1, most=_MAX_COUNT),
+        "new_deadline": None if deadline is None else edge.instant("deadline", deadline),
+        "new_payload": edge.encode("payload", given["payload"]),
         "new_until": run_at or 0.0,
         "new_delay": delay,
     }
+
+
+def new_item(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
+    """`new_job` of one of many, who may leave out arguments; an error says which it was."""
+    if not isinstance(item, Mapping):
+        raise InvalidValue(f"items[{number}]", f"must be a mapping, got {type(item).__name__}")
+    given = {**ARGUMENTS, **item}
+    try:
+        if len(given) > len(ARGUMENTS):
+            unknown = next(name for name in given if name not in ARGUMENTS)
+            raise InvalidValue(f"{unknown}", "is not an argument of enqueue")
+        return new_job(given)
+    except InvalidValue as error:
+        raise InvalidValue(f"items[{number}].{error.field}", error.problem) from error.__cause__
 
 
 def portions(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -248,7 +253,7 @@ class Enqueue:
 
     def _insert(self, rows: list[dict[str, Any]], *, may_fail: bool = False) -> set[str]:
         """In one statement; the ids that it created, where it tells."""
-        given = {name: [row[f"new_{name}"] for row in rows] for name in _NEW if name != "created_at"}
+        given = {name: [*map(itemgetter(f"new_{name}"), rows)] for name in _NEW if name != "created_at"}
         differing = {name: values for name, values in given.items() if values.count(values[0]) < len(rows)}
         differing["id"] = given["id"]
         inserting = _insert_given(

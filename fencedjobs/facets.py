@@ -34,6 +34,7 @@ class Runner(Protocol):
         subject: Any = None,
         reading: bool = False,
         single: bool = False,
+        direct: bool = True,
     ) -> T: ...
 
     def claiming(
@@ -43,6 +44,7 @@ class Runner(Protocol):
         *,
         subject: Any,
         single: bool = False,
+        direct: bool = True,
     ) -> list[L]: ...
 
     def who(self, owner: str | None) -> str: ...
@@ -137,6 +139,7 @@ class StoreLeases(StoreHeld):
             ),
             limit,
             subject=who,
+            direct=False,  # SQLAlchemy knows a statement again that was made for one call
         )
 
     def get(self, pk: Any) -> LeaseRecord | None:

@@ -5,7 +5,6 @@ Statements are built once per table and kept; verbs give them parameters.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -428,8 +427,8 @@ def record(row: Any) -> JobRecord:
 def lease(row: Any) -> JobLease:
     id, owner, fence, until, attempt, text, kind, queue, deadline, reached, waited = row[:11]
     return JobLease(
-        id, owner, fence, until, attempt, json.loads(text), kind, queue, deadline,
-        progress=None if reached is None else json.loads(reached), waited=max(0.0, float(waited)),
+        id, owner, fence, until, attempt, edge.decode(text), kind, queue, deadline,
+        progress=edge.decode(reached), waited=max(0.0, float(waited)),
     )  # fmt: skip
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import CursorResult, Update
+from sqlalchemy import Update
 
 from fencedjobs import job_sql as sql
 from fencedjobs import payload as edge
-from fencedjobs.enqueue import MAX_ATTEMPTS, Enqueue, known, new_job, portions
+from fencedjobs.direct import Answer
+from fencedjobs.enqueue import MAX_ATTEMPTS, Enqueue, new_item, new_job, portions
 from fencedjobs.errors import InvalidValue, LeaseLost, TransactionLost
 from fencedjobs.job_sql import FENCED, OPEN
 from fencedjobs.leases import at, lost_among, make, make_many, named, still_held
@@ -25,7 +26,7 @@ def _waiting(delay: float, refund: int) -> dict[str, Any]:
     return {"refund": refund} | ({"delay": delay} if delay > 0 else {})
 
 
-def _written(result: CursorResult[Any]) -> int:
+def _written(result: Answer) -> int:
     """How many rows an UPDATE has changed, of which it may have returned something."""
     return len(result.all()) if result.returns_rows else result.rowcount
 
@@ -96,7 +97,7 @@ class JoinedJobs:
         """
         rows: dict[str, dict[str, Any]] = {}
         for number, item in enumerate(items):
-            new = new_job(known(item, number), f"items[{number}].")
+            new = new_item(number, item)
             rows.setdefault(new["new_id"], new)
         self._tx.subject = list(rows)
         adding = Enqueue(self._tx, self._jobs, self._tx.now(now))

@@ -174,11 +174,11 @@ def renew(tx: Transaction, leased: Leased, lease: L, ttl: float, now: float | No
     parameters = named(lease) | at(now) | {"ttl": ttl}
     returning = tx.capabilities.update_returning
     statement = _renew(leased, now is not None, returning)
-    if returning:
-        return tx.execute(statement, parameters).scalar()
-    # Not its rowcount: without FOUND_ROWS an UPDATE to the same end counts as none.
-    tx.execute(statement, parameters)
-    return tx.execute(_until(leased, now is not None), parameters).scalar()
+    answer = tx.execute(statement, parameters)
+    if not returning:  # not its rowcount: without FOUND_ROWS an UPDATE to the same end counts as none
+        answer = tx.execute(_until(leased, now is not None), parameters)
+    end: float | None = answer.scalar()
+    return end
 
 
 @remembered
@@ -413,9 +413,11 @@ def make_many(
     if not leases:
         return []
     if tx.capabilities.update_returning:
-        many = tx.capabilities.rows
-        statement = _many_given(leased, change, many, tx.waits)
-        return tx.execute(statement, {**parameters, **many.parameters(_given(leases, texts))}).all()
+        many, given = tx.capabilities.rows, _given(leases, texts)
+        same = {name: given[name][0] for name in ("owners", "fences") if len({*given[name]}) == 1}
+        statement = _many_given(leased, change, many, tx.waits, frozenset(same))
+        differing = {name: values for name, values in given.items() if name not in same}
+        return tx.execute(statement, {**parameters, **many.parameters(differing), **same}).all()
     rows: list[Any] = []
     for some, theirs in _chunks(leases, texts):
         size, own = _own(some, theirs)
@@ -442,14 +444,19 @@ def _given(leases: Sequence[Lease], texts: Sequence[str | None]) -> dict[str, An
 
 
 @remembered
-def _many_given(leased: Leased, change: Change, many: ManyRows, waits: bool) -> Update:
-    """``waits``: for rows that somebody else has locked, which are left alone else."""
+def _many_given(leased: Leased, change: Change, many: ManyRows, waits: bool, same: frozenset[str]) -> Update:
+    """``waits``: for rows that somebody else has locked, which are left alone else.
+
+    ``same``: owners, fences, or both, which all the leases share, and which come once.
+    """
     own: dict[str, Any] = {} if change.own is None else {"owns": change.own}
+    columns = {"ids": leased.key, "owners": leased.owner, "fences": leased.fence, **own}
+    shared = {name: bindparam(name, type_=columns.pop(name).type) for name in same}
 
     def held(rows: Any) -> ColumnElement[bool]:
-        return guard(leased, Held(rows.c.ids, rows.c.owners, rows.c.fences), change.now)
+        those = {name: shared.get(name, rows.c.get(name)) for name in ("ids", "owners", "fences")}
+        return guard(leased, Held(*those.values()), change.now)
 
-    columns = {"ids": leased.key, "owners": leased.owner, "fences": leased.fence, **own}
     given: Any = many.table(columns)
     if not waits:
         free = select(*given.c).select_from(leased.table).join(given, true()).where(held(given))

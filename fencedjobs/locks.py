@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import Insert, Table, insert
+from sqlalchemy import Table, bindparam, insert
 from sqlalchemy.exc import IntegrityError
 
 from fencedjobs import dialects
@@ -46,13 +46,9 @@ class Locks(Leases):
         return super().get(_checked(id))
 
     def _create(self, name: str) -> None:
-        absent = self._tx.capabilities.insert_absent
-        table, key = self._leased.table, self._leased.key
-        if absent is not None:
-            self._tx.execute(absent(table, key).values({key: name}))
-            return
+        inserting = _insert(self._leased.table, self._tx.capabilities.insert_absent)
         try:
-            self._tx.execute(_insert(table), {"name": name})
+            self._tx.execute(inserting, {"new_name": name})
         except IntegrityError as error:
             if not dialects.is_duplicate(error):
                 raise
@@ -66,5 +62,6 @@ def _checked(name: Any) -> str:
 
 
 @remembered
-def _insert(table: Table) -> Insert:
-    return insert(table)
+def _insert(table: Table, absent: Any) -> Any:
+    inserting = insert(table) if absent is None else absent(table, table.c.name)
+    return inserting.values(name=bindparam("new_name"), until=0.0, fence=0)

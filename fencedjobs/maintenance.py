@@ -170,4 +170,5 @@ def _nth_newest(tx: Transaction, model: type[Base], name: str, states: Sequence[
     """
     c = tx.tables[model.__tablename__].c
     newest = select(c[name]).where(c.state.in_(states)).order_by(c[name].desc())
-    return tx.execute(newest.offset(n - 1).limit(1)).scalar()
+    instant: float | None = tx.execute(newest.offset(n - 1).limit(1)).scalar()
+    return instant

@@ -10,11 +10,13 @@ from threading import Lock
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from fencedjobs import dialects
+from fencedjobs.dialects import Channel
+from fencedjobs.direct import Direct, NotDirect
 from fencedjobs.errors import UnsupportedDatabase
 from fencedjobs.transaction import Clock, SeveralStatements, Transaction, answered
 
@@ -74,20 +76,24 @@ class Transactions:
         reading: bool = False,
         current: bool = False,
         single: bool = False,
+        direct: bool = True,
     ) -> T:
         """Run ``verb`` in a transaction of its own; again as a whole where the database asks for it.
 
         ``reading``: it writes nothing, so there is nothing to commit. ``current``: it must come after
         whoever is writing all the same. ``single``: what it does is one statement, or it asks for more
         (`SeveralStatements`): before it has changed anything, or in a transaction, which is undone.
+        ``direct``: it executes statements, and has no other use for a connection.
         """
         patience = self.patience()
         while True:
             try:
-                with self._transaction(subject, patience, reading, current, single) as tx:
+                with self._transaction(subject, patience, reading, current, single, direct) as tx:
                     return verb(tx)
             except SeveralStatements:
                 single = False
+            except NotDirect:
+                direct = False
             except Exception as error:
                 dialects.explain(error, self.engine.dialect)
                 if not isinstance(error, DBAPIError):
@@ -96,14 +102,13 @@ class Transactions:
                 again = dialects.is_transient(error) or error.connection_invalidated
                 if not (again and patience()):
                     raise
+                direct = direct and not error.connection_invalidated  # SQLAlchemy has the whole pool renewed
 
     @contextmanager
     def _transaction(
-        self, subject: Any, patience: Patience, reading: bool, current: bool, single: bool
+        self, subject: Any, patience: Patience, reading: bool, current: bool, single: bool, direct: bool
     ) -> Iterator[Transaction]:
-        with self.alone() as options, self.engine.connect() as connection:
-            if options:
-                connection.execution_options(**options)
+        with self.alone() as options, self._connection(options, direct) as connection:
             tx = Transaction(lambda: connection, **self._options)
             tx.subject = subject
             try:
@@ -127,7 +132,13 @@ class Transactions:
                 dialects.rollback(connection)
             connection.info[_ANSWERED] = time.monotonic()
 
-    def _is_alive(self, connection: Connection) -> bool:
+    def _connection(self, options: dict[str, Any], may_be: bool) -> Channel:
+        if may_be and not options and dialects.may_be_direct(self.engine):
+            return Direct(self.engine)
+        connection = self.engine.connect()
+        return connection.execution_options(**options) if options else connection
+
+    def _is_alive(self, connection: Channel) -> bool:
         return time.monotonic() - float(connection.info.get(_ANSWERED, 0.0)) < self.trusted
 
     @contextmanager

@@ -21,25 +21,46 @@ MAX_KEY: Final = 255
 MAX_TEXT: Final = 2000
 
 _encode: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_decode: Final = json.JSONDecoder().decode
 _BAD: Final = re.compile("[\x00\ud800-\udfff]")
+_STRING: Final = frozenset([str])
+_PLAIN: Final = frozenset([str, int, bool, float, type(None)])
 _MAX_INT = 2**31 - 1
 
 
 def encode(field: str, value: Any, *, limit: int = MAX_BYTES) -> str:
     """The JSON text of ``value``; `InvalidValue` names ``field`` and the place inside it."""
-    _check(field, value, limit)
-    try:
-        text = _encode(value)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidValue(field, f"cannot be stored as JSON: {error}") from error
+    text = _flat(value)
+    if text is None or "\\u" in text:  # which may be NUL or a lone surrogate
+        _check(field, value, limit)
+        text = _encoded(field, value)
     if len(text) > limit:
         raise InvalidValue(field, f"takes {len(text)} bytes as JSON, the limit is {limit}")
     return text
 
 
+def _flat(value: Any) -> str | None:
+    """The text of a dict of nothing but plain values, as most are: it needs no walk. ``None`` for others."""
+    if type(value) is not dict:
+        return None
+    if not (_STRING.issuperset(map(type, value)) and _PLAIN.issuperset(map(type, value.values()))):
+        return None
+    try:
+        return _encode(value)
+    except ValueError:
+        return None
+
+
+def _encoded(field: str, value: Any) -> str:
+    try:
+        return _encode(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidValue(field, f"cannot be stored as JSON: {error}") from error
+
+
 def decode(text: str | None) -> Any:
     """The value of a stored JSON text; ``None`` for none."""
-    return None if text is None else json.loads(text)
+    return None if text is None else _decode(text)
 
 
 def digest(*parts: Any) -> str:

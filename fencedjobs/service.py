@@ -66,7 +66,7 @@ _LEASED: Final = Leased(table=_TABLE, key=_TABLE.c.id, open=_TABLE.c.done == 0)
 
 def init_db(path: Where) -> None:
     """Create the table ``jobs`` if it is not there."""
-    _transactions(path).run(_create)
+    _transactions(path).run(_create, direct=False)
 
 
 def enqueue(path: Where, job_id: str) -> bool:

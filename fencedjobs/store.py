@@ -123,10 +123,11 @@ class Store:
         subject: Any = None,
         reading: bool = False,
         single: bool = False,
+        direct: bool = True,
     ) -> T:
         """Run ``verb`` in a transaction of its own, on a database that has been checked."""
         self._check()
-        return self.transactions.run(verb, subject=subject, reading=reading, single=single)
+        return self.transactions.run(verb, subject=subject, reading=reading, single=single, direct=direct)
 
     @contextmanager
     def begin(self) -> Iterator[UnitOfWork]:
@@ -230,7 +231,7 @@ class Store:
             self.transactions.engine.dispose(close=False)
             self._pid, self._checked = os.getpid(), False
         if not self._checked:
-            if self.transactions.run(self._require, reading=True):
+            if self.transactions.run(self._require, reading=True, direct=False):
                 dialects.refuse_shared_connections(self.transactions.engine)
             self._checked = True
 
@@ -311,6 +312,7 @@ class Store:
         *,
         subject: Any,
         single: bool = False,
+        direct: bool = True,
     ) -> list[L]:
         """Run a claim of several rows, and again while it says so; a short time if others hold the rows."""
         patience = self.transactions.patience(_CLAIM_PATIENCE)
@@ -321,7 +323,7 @@ class Store:
 
         while True:
             try:
-                answer = self.run(rest, subject=subject, single=single)
+                answer = self.run(rest, subject=subject, single=single, direct=direct)
             except Exception:
                 if found:  # they are the caller's; the error comes again if it lasts
                     return found

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Final
 
-from sqlalchemy import Connection, CursorResult, Executable, Select, Table, inspect, select
+from sqlalchemy import Connection, Dialect, Executable, Select, Table, inspect, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from fencedjobs import dialects, payload
-from fencedjobs.dialects import Capabilities, Notify
+from fencedjobs.dialects import Capabilities, Channel, Notify
+from fencedjobs.direct import Answer, Direct
 from fencedjobs.errors import OutcomeUnknown, TransactionLost
 from fencedjobs.models import Job, tables
 
@@ -59,7 +60,7 @@ class Transaction:
 
     def __init__(
         self,
-        connect: Callable[[], Connection],
+        connect: Callable[[], Channel],
         *,
         schema: str | None = None,
         clock: Clock | None = None,
@@ -97,16 +98,23 @@ class Transaction:
 
     @property
     def connection(self) -> Connection:
-        return self._connect()
+        """SQLAlchemy's own, in a transaction that may not be `Direct`."""
+        connection = self._connect()
+        assert isinstance(connection, Connection)
+        return connection
+
+    @property
+    def dialect(self) -> Dialect:
+        return self._connect().dialect
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        return dialects.capabilities(self.connection.dialect)
+        return dialects.capabilities(self.dialect)
 
     @property
     def upsert_returning(self) -> bool:
         """Whether an upsert tells how the row is afterwards; MariaDB's does, MySQL's does not."""
-        return bool(self.connection.dialect.insert_returning)
+        return bool(self.dialect.insert_returning)
 
     @property
     def notify(self) -> Notify | None:
@@ -116,27 +124,33 @@ class Transaction:
     def execute(
         self,
         statement: Executable,
-        parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
+        parameters: Mapping[str, Any] | None = None,
         *,
         may_fail: bool = False,
         writing: bool = False,
-    ) -> CursorResult[*tuple[Any, ...]]:
+    ) -> Answer:
         """Execute; ``may_fail``: an error is an answer that the verb deals with.
 
         ``writing``: it is a SELECT that writes all the same.
         """
-        options = {MAY_FAIL: True} if may_fail else {}
-        connection, given = self.connection, parameters or None
+        connection = self._connect()
+
+        def send() -> Answer:
+            if isinstance(connection, Direct):
+                return connection.execute(statement, parameters)
+            options = {MAY_FAIL: True} if may_fail else {}
+            return connection.execute(statement, parameters, execution_options=options)
+
         if not self.single or (isinstance(statement, Select) and not writing):
-            return connection.execute(statement, given, execution_options=options)
+            return send()
         if self._written:
             raise TransactionLost("a verb of one statement sent another, outside of any transaction")
         self._written = True
         if not self.is_committed:
-            return connection.execute(statement, given, execution_options=options)
+            return send()
         with answered(lambda: self.subject):  # it is its own COMMIT, and who listens is to know it before
             dialects.announce_commit(connection)
-            return connection.execute(statement, given, execution_options=options)
+            return send()
 
     @property
     def is_committed(self) -> bool:

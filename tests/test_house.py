@@ -13,7 +13,7 @@ PACKAGE = ROOT / "fencedjobs"
 
 #: A file imports only from files above it. A new file gets its place here, with the change that adds it.
 ORDER = """
-    errors values retry payload types rows dialects models metrics autogenerate alembic_plugin schema
+    errors values retry payload types rows direct dialects models metrics autogenerate alembic_plugin schema
     transaction leases row_leases job_sql enqueue jobs claims locks outbox lanes inbox guards
     own facets uow proof store aio batch relay aio_relay
     handlers attempt line threads settling heartbeat maintenance context room worker aio_worker prometheus

@@ -18,14 +18,14 @@ from fencedjobs.cli.lines import as_job, numbered, parsed
 from fencedjobs.cli.output import console, emit, safe
 from fencedjobs.cli.settings import Settings, common, pass_settings
 from fencedjobs.cli.trouble import REFUSED, Refusal
-from fencedjobs.enqueue import known, new_job
+from fencedjobs.enqueue import ARGUMENTS, new_job
 from fencedjobs.errors import FencedJobsError, InvalidValue
 from fencedjobs.store import Store
 
 _BATCH_LINES: Final = 500
 _BATCH_BYTES: Final = 1024 * 1024  # MariaDB takes 16 MB in one packet, and text grows when it is quoted
 _SPOOLED: Final = 8 * 1024 * 1024
-_ARGUMENTS: Final = frozenset(known({}, 0))
+_ARGUMENTS: Final = frozenset(ARGUMENTS)
 
 
 @click.command()
@@ -133,7 +133,7 @@ def _jobs(stream: BinaryIO, work: _Work) -> Iterator[tuple[int, int, dict[str, A
             continue
         try:
             job = as_job(parsed(line, first=number == 1), _ARGUMENTS)
-            new_job(known(job, number))  # the check of the verb, which names items by their place in a batch
+            new_job(ARGUMENTS | job)  # the check of the verb, which names items by their place in a batch
             yield number, len(line), job
         except (InvalidValue, ValueError) as error:
             work.refuse(number, str(error))

@@ -69,7 +69,7 @@ def _rows(model: type[Any], store: Store) -> list[dict[str, Any]]:
     def read(tx: Transaction) -> list[dict[str, Any]]:
         c = tx.tables[model.__tablename__].c
         query = select(c.id, *(c[name] for name in names), c.state, c.payload).order_by(c.seq)
-        return [{**row, "payload": decode(row["payload"])} for row in tx.execute(query).mappings()]
+        return [{**row._mapping, "payload": decode(row.payload)} for row in tx.execute(query)]
 
     return store.run(read, reading=True)
 

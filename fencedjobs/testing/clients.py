@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from sqlalchemy import Engine, event
 
-from fencedjobs import dialects
+from fencedjobs import dialects, direct
 from fencedjobs.errors import LeaseLost, OutcomeUnknown
 from fencedjobs.retry import Retry
 from fencedjobs.store import Store
@@ -93,6 +93,7 @@ class LostAnswers:
 
     def __init__(self, engine: Engine) -> None:
         self._plan = threading.local()
+        direct.tell(engine)
         event.listen(engine, "before_cursor_execute", self._send)
         event.listen(engine, "after_cursor_execute", lambda *_: self._sent())
         event.listen(engine, "commit", self._commit)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from sqlalchemy.util import await_only
 
-from fencedjobs import dialects
+from fencedjobs import dialects, direct
 from fencedjobs.errors import OutcomeUnknown
 from fencedjobs.testing.model import Disagreement
 
@@ -36,10 +36,12 @@ class Cut:
             ("after_cursor_execute", self._sent),
             ("commit", self._commit),
         )
+        self._tells = False
         self._waits = False  # for the end of a statement that is its own COMMIT
         self.fired = False
 
     def __enter__(self) -> Self:
+        self._tells = direct.tell(self._engine)
         for name, listener in self._listeners:
             event.listen(self._engine, name, listener)
         return self
@@ -49,6 +51,8 @@ class Cut:
     ) -> None:
         for name, listener in self._listeners:
             event.remove(self._engine, name, listener)
+        if self._tells:
+            direct.tell_no_more(self._engine)
 
     def _send(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         if statement == "COMMIT":

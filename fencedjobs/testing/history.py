@@ -315,7 +315,7 @@ def _report(store: Store, asked: argparse.Namespace, total: _Sum) -> str:
         f"calls {total.calls}, without an answer {total.unknown}, claims that gave up {total.gave_up}",
         f"calls/s {total.calls / max(total.recording, 1e-9):.0f} recorded, "
         f"{total.calls / max(total.checking, 1e-9):.0f} checked",
-        f"{store.run(lambda tx: server(tx.connection), reading=True)}, Python {python_version()}, "
+        f"{store.run(lambda tx: server(tx.dialect), reading=True)}, Python {python_version()}, "
         f"SQLAlchemy {version('sqlalchemy')}, isolation level {level}",
         f"undecided {total.undecided}, contradictions {len(total.found)}",
     ]

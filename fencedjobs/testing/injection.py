@@ -18,7 +18,6 @@ from typing import Any, Final, Protocol
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import DBAPIError
 
-from fencedjobs.dialects import capabilities
 from fencedjobs.errors import OutcomeUnknown, TransactionLost
 from fencedjobs.testing.failing import ALONE, COMMIT, Failing, Way
 from fencedjobs.testing.machines import Effort
@@ -243,7 +242,7 @@ def _short(statement: str) -> str:
 
 
 def _read(tx: Transaction) -> Rows:
-    locks = capabilities(tx.connection.dialect).row_locks
+    locks = tx.capabilities.row_locks
     rows: Rows = []
     for table in TABLES:
         order = [column for column in table.c if column.name in _NUMBERS] or [*table.primary_key.columns]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, event
 
-from fencedjobs import dialects
+from fencedjobs import dialects, direct
 from fencedjobs.errors import OutcomeUnknown
 from fencedjobs.testing.failing import ALONE, COMMIT, Counting, Way
 from fencedjobs.testing.injection import Trials, Wanted, cleared, is_cut_commit
@@ -34,6 +34,7 @@ class Proxied(Counting[Callable[[], None]]):
         super().__init__(create_engine(engine.url.set(host="127.0.0.1", port=between.port)))
         if place := engine.dialect.default_schema_name:
             dialects.move_into(self.engine, place)
+        direct.tell(self.engine)
         event.listen(self.engine, "commit", self._commits)
 
     def at(self, number: int | None, way: Way = Way.BEFORE) -> AbstractContextManager[None]:

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sqlalchemy import Engine, delete, event, func, select
 from sqlalchemy.orm import Session
 
-from fencedjobs import dialects
+from fencedjobs import dialects, direct
 from fencedjobs.errors import InboxConflict, LeaseLost, NotAcknowledged, OutboxConflict
 from fencedjobs.locks import LANE, Locks
 from fencedjobs.metrics import Observed
@@ -175,6 +175,7 @@ class Power:
         self._on = True
         self._last = False
         self._armed: str | None = None
+        direct.tell(self.engine)
         event.listen(self.engine, "before_cursor_execute", self._before)
         event.listen(self.engine, "after_cursor_execute", self._ended)
         event.listen(self.engine, "commit", self._commits)

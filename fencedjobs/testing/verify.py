@@ -150,7 +150,7 @@ def _judged(result: Result) -> Iterator[None]:
 def about(engine: Engine) -> dict[str, str]:
     """Versions and settings that a result depends on."""
     with engine.connect() as connection:
-        facts = {"database": server(connection), "driver": engine.dialect.driver}
+        facts = {"database": server(connection.dialect), "driver": engine.dialect.driver}
         facts["isolation of the engine"] = connection.get_isolation_level()
     return facts | {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
-from fencedjobs import InvalidValue, JobLease, Retry, Store, service
+from fencedjobs import InvalidValue, JobLease, Retry, Store, direct, service
 from tests.databases import Database
 from tests.jobs.helpers import T, on
 
@@ -149,7 +149,14 @@ def all_verbs(store: Store) -> dict[str, Callable[[], Any]]:
     }
 
 
-def test_each_verb_is_one_transaction_of_as_few_statements_as_it_needs(engine: Engine) -> None:
+@pytest.mark.parametrize("straight", [True, False])
+def test_each_verb_is_one_transaction_of_as_few_statements_as_it_needs(
+    engine: Engine, straight: bool, request: pytest.FixtureRequest
+) -> None:
+    """Straight to the driver as by SQLAlchemy."""
+    if straight:
+        assert direct.tell(engine)
+        request.addfinalizer(lambda: direct.tell_no_more(engine))
     store = Store(engine)
     backend = engine.dialect.name.replace("mysql", "mariadb")
     seen: dict[str, list[str]] = {}

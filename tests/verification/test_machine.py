@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import StaticPool
 
@@ -65,6 +65,14 @@ def check(store: Any, how: settings, **options: Any) -> None:
 
 def test_the_store_agrees_with_the_oracle(store: Store) -> None:
     check(store, FEW)
+
+
+def test_a_store_whose_statements_are_traced_agrees_too(database: Database) -> None:
+    """They go SQLAlchemy's way, while those of others go straight to the driver."""
+    engine = create_engine(database.url)
+    event.listen(engine, "before_execute", lambda *told: None)
+    check(Store(engine), FEW)
+    engine.dispose()
 
 
 @pytest.mark.nightly
