@@ -13,6 +13,7 @@ import logging
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, NoReturn, Protocol, Self
 from weakref import WeakSet
@@ -156,7 +157,8 @@ class Prepared:
             (place, _from_driver(column.type, self._dialect, told[1]))
             for place, (column, told) in enumerate(zip(self._columns, description, strict=True))
         )
-        return row._make, [(place, process) for place, process in made if process is not None]
+        processors = [(place, process) for place, process in made if process is not None]
+        return partial(tuple.__new__, row), processors
 
 
 class _Named:

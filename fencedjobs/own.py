@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
@@ -108,7 +108,9 @@ class Transactions:
     def _transaction(
         self, subject: Any, patience: Patience, reading: bool, current: bool, single: bool, direct: bool
     ) -> Iterator[Transaction]:
-        with self.alone() as options, self._connection(options, direct) as connection:
+        with self.alone() as options, self._connection(direct and not options) as connection:
+            if isinstance(connection, Connection) and options:
+                connection.execution_options(**options)
             tx = Transaction(lambda: connection, **self._options)
             tx.subject = subject
             try:
@@ -132,11 +134,10 @@ class Transactions:
                 dialects.rollback(connection)
             connection.info[_ANSWERED] = time.monotonic()
 
-    def _connection(self, options: dict[str, Any], may_be: bool) -> Channel:
-        if may_be and not options and dialects.may_be_direct(self.engine):
-            return Direct(self.engine)
-        connection = self.engine.connect()
-        return connection.execution_options(**options) if options else connection
+    def _connection(self, direct: bool) -> Channel:
+        return (
+            Direct(self.engine) if direct and dialects.may_be_direct(self.engine) else self.engine.connect()
+        )
 
     def _is_alive(self, connection: Channel) -> bool:
         return time.monotonic() - float(connection.info.get(_ANSWERED, 0.0)) < self.trusted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 from sqlalchemy import Connection, Dialect, Executable, Select, Table, inspect, select
@@ -46,6 +46,15 @@ def answered(subject: Callable[[], Any], sent: Callable[[], bool] = lambda: True
         if sent() and not dialects.says_no(error):
             raise OutcomeUnknown(subject()) from error
         raise
+
+
+def _send(
+    connection: Channel, statement: Executable, parameters: Mapping[str, Any] | None, may_fail: bool
+) -> Answer:
+    if isinstance(connection, Direct):
+        return connection.execute(statement, parameters)
+    options = {MAY_FAIL: True} if may_fail else {}
+    return connection.execute(statement, parameters, execution_options=options)
 
 
 class SeveralStatements(Exception):
@@ -134,13 +143,7 @@ class Transaction:
         ``writing``: it is a SELECT that writes all the same.
         """
         connection = self._connect()
-
-        def send() -> Answer:
-            if isinstance(connection, Direct):
-                return connection.execute(statement, parameters)
-            options = {MAY_FAIL: True} if may_fail else {}
-            return connection.execute(statement, parameters, execution_options=options)
-
+        send = partial(_send, connection, statement, parameters, may_fail)
         if not self.single or (isinstance(statement, Select) and not writing):
             return send()
         if self._written:
