@@ -11,16 +11,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
     URL,
+    BigInteger,
     Column,
     Connection,
     Dialect,
     Engine,
+    String,
     Table,
     event,
     func,
@@ -65,6 +66,24 @@ def _mysql_now(element: statement_now, compiler: Any, **_: Any) -> str:
     return "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)"
 
 
+class next_number(FunctionElement[int]):
+    """The next number of the sequence that a table's ``seq`` has as its default."""
+
+    type = BigInteger()
+    inherit_cache = False
+    name = "next_number"
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self.table = table
+
+
+@compiles(next_number, "postgresql")
+def _postgresql_next_number(element: next_number, compiler: Any, **_: Any) -> str:
+    table = compiler.render_literal_value(compiler.preparer.format_table(element.table), String())
+    return f"nextval((SELECT pg_get_serial_sequence({table}, 'seq')::regclass))"  # looked up once
+
+
 # --- capabilities ---------------------------------------------------------------------------------
 
 
@@ -82,6 +101,8 @@ class Capabilities:
     """Makes an INSERT … ON CONFLICT (key) DO NOTHING, whose RETURNING tells what was new."""
     upsert: Callable[[Table, Sequence[Column[Any]], Changes], Any]
     """Makes an INSERT that, where the key is there, changes that row as told of the proposed one."""
+    next_number: Callable[[Table], ColumnElement[Any]] | None
+    """Makes the next number of a table's own, where it can be had before the row is inserted."""
     partial_indexes: bool  #: CREATE INDEX … WHERE
     arrays: bool  #: array parameters
     rows: ManyRows  #: many rows as parameters of one statement
@@ -128,6 +149,7 @@ _KNOWN: Final = {
         row_locks=True,
         insert_absent=_postgresql_insert,
         upsert=_postgresql_upsert,
+        next_number=next_number,
         partial_indexes=True,
         arrays=True,
         rows=Arrays(),
@@ -143,6 +165,7 @@ _KNOWN: Final = {
         row_locks=True,
         insert_absent=None,
         upsert=_mysql_upsert,
+        next_number=None,
         partial_indexes=False,
         arrays=False,
         rows=JsonTable(),
@@ -158,6 +181,7 @@ _KNOWN: Final = {
         row_locks=False,
         insert_absent=_sqlite_insert,
         upsert=_sqlite_upsert,
+        next_number=None,
         partial_indexes=True,
         arrays=False,
         rows=JsonEach(),
@@ -239,19 +263,14 @@ def _family(dialect: Dialect) -> str:
     return _FAMILY.get(dialect.name, dialect.name)
 
 
-@cache
-def _capabilities(family: str) -> Capabilities:
-    try:
-        return _KNOWN[family]
-    except KeyError:
-        raise UnsupportedDatabase(
-            f"fencedjobs works on PostgreSQL, MariaDB, MySQL and SQLite, not on {family!r}"
-        ) from None
-
-
 def capabilities(dialect: Dialect) -> Capabilities:
     """What this dialect's database can do; `UnsupportedDatabase` for one that we do not know."""
-    return _capabilities(_family(dialect))
+    try:
+        return _KNOWN[_family(dialect)]
+    except KeyError:
+        raise UnsupportedDatabase(
+            f"fencedjobs works on PostgreSQL, MariaDB, MySQL and SQLite, not on {_family(dialect)!r}"
+        ) from None
 
 
 def require_version(connection: Connection) -> None:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
-from sqlalchemy import Column, ColumnElement, Double, Insert, Select, bindparam, case, insert, select, true
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Double,
+    Insert,
+    Select,
+    Table,
+    bindparam,
+    case,
+    insert,
+    select,
+    true,
+)
 from sqlalchemy.exc import IntegrityError
 
 from fencedjobs import dialects
@@ -149,17 +161,28 @@ def _insert_given(
     insert_absent: Any,
     notify: Notify | None,
     differing: frozenset[str],
+    number: Callable[[Table], ColumnElement[Any]] | None,
 ) -> Any:
-    """Many rows, which bring along what is not the same in all of them."""
+    """Many rows, which bring along what is not the same in all of them.
+
+    With ``number`` they get their numbers in the order in which they are given, but go in by their ids: each
+    waits for those that others insert at the moment, and would wait in a circle if every one had an order of
+    its own.
+    """
     c = jobs.table.c
     columns: dict[str, Column[Any]] = {
         name: c.until if name == "delay" else c[name] for name in _NEW if name in differing
     }
     rows = many.table(columns)
+    order, numbers = rows.c.place, dict[str, ColumnElement[Any]]()
+    if number is not None:
+        numbered = select(number(jobs.table).label("seq"), *(rows.c[name] for name in columns))
+        rows = numbered.order_by(order).subquery("numbered")
+        order, numbers = rows.c.id, {"seq": rows.c.seq}
     source = _new_parameters(jobs) | {name: rows.c[name] for name in columns}
-    values = _inserted(source, clock(NOW, given=given))
+    values = numbers | _inserted(source, clock(NOW, given=given))
     # SQLite needs a WHERE to tell ON CONFLICT from the ON of a join.
-    picked = select(*values.values()).where(true()).order_by(rows.c.place)
+    picked = select(*values.values()).where(true()).order_by(order)
     if insert_absent is None:
         return insert(jobs.table).from_select(list(values), picked)
     inserting = insert_absent(jobs.table, jobs.key).from_select(list(values), picked)
@@ -256,8 +279,9 @@ class Enqueue:
         given = {name: [*map(itemgetter(f"new_{name}"), rows)] for name in _NEW if name != "created_at"}
         differing = {name: values for name, values in given.items() if values.count(values[0]) < len(rows)}
         differing["id"] = given["id"]
+        number = self._tx.capabilities.next_number if any(given["named"]) else None
         inserting = _insert_given(
-            self._jobs, self._given, self._many, self._absent, self._tx.notify, frozenset(differing)
+            self._jobs, self._given, self._many, self._absent, self._tx.notify, frozenset(differing), number
         )
         parameters = rows[0] | self._many.parameters(differing) | self._at
         answer = self._tx.execute(inserting, parameters, may_fail=may_fail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
@@ -88,8 +88,12 @@ class Transactions:
         patience = self.patience()
         while True:
             try:
-                with self._transaction(subject, patience, reading, current, single, direct) as tx:
-                    return verb(tx)
+                with self.alone() as options, self._connection(direct and not options) as connection:
+                    if isinstance(connection, Connection) and options:
+                        connection.execution_options(**options)
+                    tx = Transaction(lambda: connection, **self._options)
+                    tx.subject, tx.may_start_over = subject, single
+                    return self._carried_out(verb, tx, connection, patience, reading, current, bool(options))
             except SeveralStatements:
                 single = False
             except NotDirect:
@@ -104,35 +108,36 @@ class Transactions:
                     raise
                 direct = direct and not error.connection_invalidated  # SQLAlchemy has the whole pool renewed
 
-    @contextmanager
-    def _transaction(
-        self, subject: Any, patience: Patience, reading: bool, current: bool, single: bool, direct: bool
-    ) -> Iterator[Transaction]:
-        with self.alone() as options, self._connection(direct and not options) as connection:
-            if isinstance(connection, Connection) and options:
-                connection.execution_options(**options)
-            tx = Transaction(lambda: connection, **self._options)
-            tx.subject = subject
-            try:
-                connection.begin()
-                tx.single = (
-                    single and not options and self._is_alive(connection) and dialects.single(connection)
-                )
-                tx.may_start_over = single
-                if not tx.single:
-                    dialects.begun(connection, reading=reading and not current)
-                yield tx
-                if not (reading or tx.is_committed):  # else there is nothing whose outcome could be unknown
-                    with answered(lambda: tx.subject):
-                        dialects.commit(connection, patience=patience, single=tx.single)
-            except BaseException:
-                dialects.rollback(connection, single=tx.single)
-                raise
-            if tx.single:
-                dialects.end_single(connection)
-            else:
-                dialects.rollback(connection)
-            connection.info[_ANSWERED] = time.monotonic()
+    def _carried_out(
+        self,
+        verb: Callable[[Transaction], T],
+        tx: Transaction,
+        connection: Channel,
+        patience: Patience,
+        reading: bool,
+        current: bool,
+        several: bool,
+    ) -> T:
+        """Begin, have the verb do its work, and commit; on an error roll back."""
+        try:
+            connection.begin()
+            may_be_single = tx.may_start_over and not several and self._is_alive(connection)
+            tx.single = may_be_single and dialects.single(connection)
+            if not tx.single:
+                dialects.begun(connection, reading=reading and not current)
+            answer = verb(tx)
+            if not (reading or tx.is_committed):  # else there is nothing whose outcome could be unknown
+                with answered(lambda: tx.subject):
+                    dialects.commit(connection, patience=patience, single=tx.single)
+        except BaseException:
+            dialects.rollback(connection, single=tx.single)
+            raise
+        if tx.single:
+            dialects.end_single(connection)
+        else:
+            dialects.rollback(connection)
+        connection.info[_ANSWERED] = time.monotonic()
+        return answer
 
     def _connection(self, direct: bool) -> Channel:
         return (
@@ -142,8 +147,7 @@ class Transactions:
     def _is_alive(self, connection: Channel) -> bool:
         return time.monotonic() - float(connection.info.get(_ANSWERED, 0.0)) < self.trusted
 
-    @contextmanager
-    def alone(self) -> Iterator[dict[str, Any]]:
+    def alone(self) -> AbstractContextManager[dict[str, Any]]:
         """The execution options of a connection of ours, which nobody else uses meanwhile.
 
         Some pools, made for in-memory databases, give one connection to everybody. Beginning, and
@@ -151,9 +155,12 @@ class Transactions:
         somebody has open on it: then it is refused.
         """
         pool = self.engine.pool
-        if not isinstance(pool, (StaticPool, SingletonThreadPool)):
-            yield dialects.isolation(self.engine)
-            return
+        if isinstance(pool, (StaticPool, SingletonThreadPool)):
+            return self._turn(pool)
+        return nullcontext(dialects.isolation(self.engine))
+
+    @contextmanager
+    def _turn(self, pool: StaticPool | SingletonThreadPool) -> Iterator[dict[str, Any]]:
         if dialects.capabilities(self.engine.dialect).read_committed:
             raise UnsupportedDatabase(f"{type(pool).__name__} shares one connection; use another pool")
         patience, turn = self.patience(), _TURNS.setdefault(pool, Lock())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Connection, Dialect, Executable, Select, Table, inspect, select
@@ -86,6 +86,7 @@ class Transaction:
         self.single = False  #: whether it is for one statement alone, which no BEGIN went before
         self.may_start_over = False  #: whether the verb runs again after `SeveralStatements`
         self._written = False
+        self._capabilities: Capabilities | None = None
 
     @classmethod
     def of_session(
@@ -116,9 +117,11 @@ class Transaction:
     def dialect(self) -> Dialect:
         return self._connect().dialect
 
-    @cached_property
+    @property
     def capabilities(self) -> Capabilities:
-        return dialects.capabilities(self.dialect)
+        if self._capabilities is None:
+            self._capabilities = dialects.capabilities(self.dialect)
+        return self._capabilities
 
     @property
     def upsert_returning(self) -> bool:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,9 @@ from typing import Any, NoReturn
 import pytest
 
 from fencedjobs import JobLease, JobState, LeaseLost, Retry, Store
+from fencedjobs.own import Patience
 from tests.databases import Database
-from tests.jobs.helpers import T, claimed, ids, row
+from tests.jobs.helpers import T, claimed, ids, on, row
 
 ROUNDS = 4
 AT_ONCE = Retry(base=0)
@@ -121,6 +123,27 @@ def test_of_eight_enqueues_of_many_overlapping_ids_each_is_created_once(crowd: S
         rotated = [names[n:] + names[:n] for n in range(8)]
         answers = by_eight(lambda n: crowd.enqueue_many([{"id": id} for id in rotated[n]], now=T))
         assert sorted(chain.from_iterable(answers)) == sorted(names), answers
+
+
+@on("postgresql")
+def test_enqueues_of_the_same_ids_in_any_order_do_not_wait_in_a_circle(
+    crowd: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a deadlock shows after a second, and each that is broken may leave another."""
+    tries = list[float]()
+    monkeypatch.setattr(Patience, "__call__", lambda self: tries.append(time.monotonic()) or True)
+    for turn in range(ROUNDS):
+        names = [f"{turn}-{n}" for n in range(12)]
+        rotated = [names[n:] + names[:n] for n in range(8)]
+        answers = by_eight(lambda n: crowd.enqueue_many([{"id": id} for id in rotated[n]], now=T))
+        assert sorted(chain.from_iterable(answers)) == sorted(names), answers
+    assert tries == []
+
+
+def test_many_are_in_the_order_in_which_they_were_given(crowd: Store) -> None:
+    names = ["m", "z", "a", "Z", "é", "0"]
+    crowd.enqueue_many([{"id": id} for id in names], now=T)
+    assert ids(crowd.claim_many("w", ttl=9, limit=9, now=T)) == names
 
 
 def test_a_purged_id_is_revived_once_and_keeps_its_fence(crowd: Store) -> None:
