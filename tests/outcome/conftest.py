@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import event
 
-from fencedjobs import Store
+from fencedjobs import Store, direct
 from tests.databases import Database
 from tests.forms import driver as driver
 from tests.hosts import hosted
@@ -13,8 +13,9 @@ from tests.outcome.line import Line
 from tests.proxy import proxy
 
 
-@pytest.fixture
-def line(database: Database, driver: str | None) -> Iterator[Line]:
+@pytest.fixture(params=["straight", "sqlalchemy"])
+def line(database: Database, driver: str | None, request: pytest.FixtureRequest) -> Iterator[Line]:
+    """With statements that go straight to the driver, and with those that SQLAlchemy sends."""
     server = database.url
     quick = driver is None and database.backend == "mariadb"  # TLS takes 0.1 s for each connection
     with (
@@ -24,6 +25,8 @@ def line(database: Database, driver: str | None) -> Iterator[Line]:
         ) as host,
     ):
         line = Line(host, between, Store(host.observer))
+        if request.param == "straight":
+            direct.tell(host.engine)
         event.listen(host.engine, "commit", line.on_commit)
         event.listen(host.engine, "before_cursor_execute", line.on_statement)
         yield line
