@@ -29,7 +29,7 @@ from fencedjobs.dialects import Notify, clock
 from fencedjobs.errors import InvalidValue
 from fencedjobs.job_sql import FENCED, revive, wake
 from fencedjobs.leases import NOW, TEXT, Leased, at, make, remembered
-from fencedjobs.rows import ManyRows
+from fencedjobs.rows import ManyRows, alike
 from fencedjobs.transaction import Transaction
 from fencedjobs.values import JobState
 
@@ -95,7 +95,7 @@ def new_item(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if len(given) > len(ARGUMENTS):
             unknown = next(name for name in given if name not in ARGUMENTS)
-            raise InvalidValue(f"{unknown}", "is not an argument of enqueue")
+            raise InvalidValue(str(unknown), "is not an argument of enqueue")
         return new_job(given)
     except InvalidValue as error:
         raise InvalidValue(f"items[{number}].{error.field}", error.problem) from error.__cause__
@@ -277,8 +277,8 @@ class Enqueue:
     def _insert(self, rows: list[dict[str, Any]], *, may_fail: bool = False) -> set[str]:
         """In one statement; the ids that it created, where it tells."""
         given = {name: [*map(itemgetter(f"new_{name}"), rows)] for name in _NEW if name != "created_at"}
-        differing = {name: values for name, values in given.items() if values.count(values[0]) < len(rows)}
-        differing["id"] = given["id"]
+        same = alike(given) - {"id"}
+        differing = {name: values for name, values in given.items() if name not in same}
         number = self._tx.capabilities.next_number if any(given["named"]) else None
         inserting = _insert_given(
             self._jobs, self._given, self._many, self._absent, self._tx.notify, frozenset(differing), number

@@ -43,7 +43,7 @@ from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from fencedjobs.dialects import clock, statement_now
 from fencedjobs.errors import TransactionLost
-from fencedjobs.rows import ManyRows
+from fencedjobs.rows import ManyRows, alike
 from fencedjobs.transaction import SeveralStatements, Transaction
 from fencedjobs.types import Counter, Instant, Key
 from fencedjobs.values import Lease
@@ -414,7 +414,7 @@ def make_many(
         return []
     if tx.capabilities.update_returning:
         many, given = tx.capabilities.rows, _given(leases, texts)
-        same = {name: given[name][0] for name in ("owners", "fences") if len({*given[name]}) == 1}
+        same = {name: given[name][0] for name in alike(given) & {"owners", "fences"}}
         statement = _many_given(leased, change, many, tx.waits, frozenset(same))
         differing = {name: values for name, values in given.items() if name not in same}
         return tx.execute(statement, {**parameters, **many.parameters(differing), **same}).all()

@@ -34,6 +34,11 @@ _JSON: Final = "given_rows"
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
+def alike(values: Values) -> set[str]:
+    """The columns that have the same value in all rows, of which there is one at least."""
+    return {name for name, these in values.items() if these.count(these[0]) == len(these)}
+
+
 class ManyRows(ABC):
     """How a database gets the rows that a statement is about."""
 

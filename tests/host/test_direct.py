@@ -20,6 +20,7 @@ from fencedjobs import LeaseMixin, Store, dialects, direct
 from fencedjobs.direct import Direct
 from fencedjobs.models import Job
 from tests.databases import Database
+from tests.forms import opened
 
 
 @pytest.fixture
@@ -216,8 +217,6 @@ def test_connections_that_the_server_has_closed_are_replaced(database: Database,
 def test_a_type_that_changes_under_a_prepared_statement_costs_one_error_at_most(
     database: Database, driver: str
 ) -> None:
-    from tests.forms import opened
-
     with opened(database, None if driver == "psycopg" else driver) as store:
         store.enqueue("a", kind="k")
         for _ in range(12):

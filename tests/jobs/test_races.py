@@ -117,12 +117,17 @@ def test_of_eight_enqueues_of_one_id_exactly_one_creates(crowd: Store) -> None:
         assert row(crowd, id, "payload") == {"payload": {"by": answers.index(id)}}
 
 
-def test_of_eight_enqueues_of_many_overlapping_ids_each_is_created_once(crowd: Store) -> None:
+def enqueue_in_all_orders(crowd: Store) -> None:
+    """Eight enqueues of the same ids, each in an order of its own: each is created once."""
     for turn in range(ROUNDS):
         names = [f"{turn}-{n}" for n in range(12)]
         rotated = [names[n:] + names[:n] for n in range(8)]
         answers = by_eight(lambda n: crowd.enqueue_many([{"id": id} for id in rotated[n]], now=T))
         assert sorted(chain.from_iterable(answers)) == sorted(names), answers
+
+
+def test_of_eight_enqueues_of_many_overlapping_ids_each_is_created_once(crowd: Store) -> None:
+    enqueue_in_all_orders(crowd)
 
 
 @on("postgresql")
@@ -132,11 +137,7 @@ def test_enqueues_of_the_same_ids_in_any_order_do_not_wait_in_a_circle(
     """There a deadlock shows after a second, and each that is broken may leave another."""
     tries = list[float]()
     monkeypatch.setattr(Patience, "__call__", lambda self: tries.append(time.monotonic()) or True)
-    for turn in range(ROUNDS):
-        names = [f"{turn}-{n}" for n in range(12)]
-        rotated = [names[n:] + names[:n] for n in range(8)]
-        answers = by_eight(lambda n: crowd.enqueue_many([{"id": id} for id in rotated[n]], now=T))
-        assert sorted(chain.from_iterable(answers)) == sorted(names), answers
+    enqueue_in_all_orders(crowd)
     assert tries == []
 
 
